@@ -1,0 +1,76 @@
+"""The contract between the engine and a stage's model.
+
+A stage backend holds one causal language model and one KV cache for one sequence. The engine calls it
+from one thread only. Sequence positions count from 0; *length* is the number of tokens in the cache.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+
+@dataclass(frozen=True, slots=True)
+class CostNotes:
+    """What a planner must know of a backend without running it. Unknown figures are None."""
+
+    weight_bytes: int | None = None
+    kv_bytes_per_token: int | None = None
+    notes: str = ""
+
+
+class StageBackend(ABC):
+    """One model with a cache that can be rolled back.
+
+    Contract (checked by `autopipe.core.backends.conformance`):
+
+    * `prefill` and `forward` append tokens to the cache; `length` grows by the number of tokens given.
+    * `rollback(n)` forgets every token at positions >= n. Afterwards the backend behaves exactly as if only
+      the first n tokens had ever been given: forwarding the same tokens again gives the same logits.
+    * `reset()` is `rollback(0)` plus forgetting anything else about the request.
+    * If `exact` is true, a row of logits returned by `forward` is bitwise the same however the tokens since the
+      prefill were grouped into calls. `prefill` is deterministic, but may round differently from `forward`.
+    * Logits are float32 on the CPU. The returned tensor is valid until the next call.
+
+    Errors:
+        RollbackError: `rollback` to a negative length or beyond `length`.
+        ContextLengthError: more than `max_length` tokens in all. The cache is unchanged.
+        ConfigError: a token id outside the vocabulary, or an empty list of tokens. The cache is unchanged.
+    """
+
+    name: str
+    vocab_size: int
+    """Rows of the output head, padding included."""
+    max_length: int
+    """Longest sequence in tokens."""
+    exact: bool
+
+    @property
+    @abstractmethod
+    def length(self) -> int:
+        """Tokens in the cache."""
+
+    @abstractmethod
+    def prefill(self, ids: Sequence[int]) -> torch.Tensor:
+        """Append many tokens; return the logits after the last one, float32 [vocab_size]."""
+
+    @abstractmethod
+    def forward(self, ids: Sequence[int]) -> torch.Tensor:
+        """Append n tokens; return the logits after each, float32 [n, vocab_size]."""
+
+    @abstractmethod
+    def rollback(self, length: int) -> None:
+        """Forget every token at positions >= length."""
+
+    def reset(self) -> None:
+        """Forget the sequence."""
+        self.rollback(0)
+
+    def close(self) -> None:  # noqa: B027 - optional hook
+        """Free weights and cache. The backend is not used afterwards."""
+
+    def cost_notes(self) -> CostNotes:
+        return CostNotes()
