@@ -53,6 +53,11 @@ class Dtype(str, Enum):
     FP16 = "fp16"
 
 
+class WhenShort(str, Enum):
+    WAIT = "wait"
+    STEP = "step"
+
+
 class WarmupKind(str, Enum):
     NONE = "none"
     CONSERVATIVE = "conservative"
@@ -70,6 +75,8 @@ class EmulatedStage(UserModel):
         vocab_size: size of the toy vocabulary.
         seed: seed of text and agreement; the same in every stage of a chain.
         prefill_ms: milliseconds of a prefill of any length; None: as one forward.
+        max_length: longest sequence in tokens.
+        fail_after, hang_after: raise, or hang, in this forward (1 is the first): to rehearse faults.
     """
 
     ms: dict[Annotated[int, Field(ge=1)], Annotated[float, Field(ge=0)]] = Field(min_length=1)
@@ -78,6 +85,9 @@ class EmulatedStage(UserModel):
     vocab_size: int = Field(default=256, ge=4, le=1_000_000)
     seed: int = 0
     prefill_ms: float | None = Field(default=None, ge=0)
+    max_length: int = Field(default=1 << 20, ge=1, le=1 << 20)
+    fail_after: int | None = Field(default=None, ge=1)
+    hang_after: int | None = Field(default=None, ge=1)
 
 
 class NgramOptions(UserModel):
@@ -112,6 +122,8 @@ class StagePlan(UserModel):
         window: tokens this stage may be ahead of its consumer (ignored for the target).
         min_drafts: drafts this stage waits for before it verifies (ignored for the first stage and in lockstep,
             which waits for the full window).
+        when_short: what this stage does in async mode while fewer than min_drafts wait: `wait` for more, or `step`:
+            append one token of its own without drafts (right where a verification costs several single steps).
         verify_cap: most drafts checked in one forward.
         threads: compute threads; None: all cores in lockstep and plain, an equal share in async.
         cores: CPU cores the stage's process is bound to; None: all.
@@ -126,6 +138,7 @@ class StagePlan(UserModel):
     adapter: str | None = None
     window: int = Field(default=4, ge=1, le=MAX_WINDOW)
     min_drafts: int = Field(default=1, ge=0, le=MAX_WINDOW)
+    when_short: WhenShort = WhenShort.WAIT
     verify_cap: int = Field(default=MAX_WINDOW, ge=1, le=MAX_WINDOW)
     threads: int | None = Field(default=None, ge=1, le=1024)
     cores: tuple[Annotated[int, Field(ge=0)], ...] | None = Field(default=None, min_length=1)
@@ -149,10 +162,15 @@ class StagePlan(UserModel):
             raise ConfigError("ngram", "given", "only when model is `ngram`")
         return self
 
+    def ngram_options(self) -> NgramOptions:
+        """Options of an n-gram stage."""
+        return self.ngram or NgramOptions()
+
     def identity(self) -> dict[str, Any]:
         """What must be equal for two stages to share a loaded model."""
         return self.model_dump(
-            mode="json", exclude={"name", "window", "min_drafts", "verify_cap", "threads", "cores"}
+            mode="json",
+            exclude={"name", "window", "min_drafts", "when_short", "verify_cap", "threads", "cores", "ngram"},
         )
 
 

@@ -1,0 +1,386 @@
+"""The Python API: text in, text out, over an engine and a tokenizer."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from autopipe.core.engine import Engine
+from autopipe.core.errors import ConfigError
+from autopipe.core.plan import Plan, StagePlan
+from autopipe.core.preflight import check_plan, toy_tokenizer
+from autopipe.core.request import RequestHandle, RowProcessor
+from autopipe.core.sampling import SamplingParams
+from autopipe.core.stats import RequestStats
+from autopipe.core.trace import write_trace
+
+Message = Mapping[str, Any]
+
+_TRANSFORMERS_NAMES = {"eos_token_id": "eos_token_ids", "stop_strings": "stop"}
+
+
+@dataclass(slots=True)
+class GenerationResult:
+    """One finished generation.
+
+    Attributes:
+        text: the output, special tokens left out, cut before a stop string.
+        token_ids: the output tokens; when a stop string ended it, up to the token that completed the string.
+        finish_reason: `stop` (eos or stop string), `length` (max_new_tokens) or `cancelled`.
+        prompt_ids: the prompt as the target saw it.
+        logprobs: per output token, where asked for.
+    """
+
+    text: str
+    token_ids: list[int]
+    finish_reason: str
+    prompt_ids: list[int]
+    logprobs: list[Any] | None
+    stats: RequestStats
+    plan: Plan
+
+    @property
+    def prompt_tokens(self) -> int:
+        return len(self.prompt_ids)
+
+    @property
+    def sequences(self) -> list[list[int]]:
+        """Prompt and output in one list of one row, as `model.generate` returns them."""
+        return [self.prompt_ids + self.token_ids]
+
+    def to_dict(self) -> dict[str, Any]:
+        """The object that `autopipe run --json` prints."""
+        data: dict[str, Any] = {
+            "text": self.text,
+            "token_ids": self.token_ids,
+            "finish_reason": self.finish_reason,
+            "usage": {"prompt_tokens": self.prompt_tokens, "completion_tokens": len(self.token_ids)},
+            "plan": self.plan.model_dump(mode="json", exclude_defaults=True),
+            "stats": self.stats.to_dict(),
+        }
+        if self.logprobs is not None:
+            data["logprobs"] = self.logprobs
+        return data
+
+
+@dataclass(slots=True)
+class StreamDelta:
+    """What one step added. The last has a `finish_reason` and the whole `result`."""
+
+    text: str = ""
+    token_ids: list[int] = field(default_factory=list)
+    logprobs: list[Any] | None = None
+    finish_reason: str | None = None
+    result: GenerationResult | None = None
+
+
+class AutoPipe:
+    """A loaded pipeline. Use it as a context manager, or call `close`.
+
+    Several threads may generate at once; their requests queue.
+    """
+
+    def __init__(self, plan: Plan) -> None:
+        """Load what `plan` needs. Prefer `from_plan` or `from_pretrained`.
+
+        Raises:
+            ConfigError, ModelLoadError, UnsupportedModelError, TokenizerMismatchError: before weights load
+                wherever that can be told before.
+        """
+        self._eos_token_ids = check_plan(plan)
+        with ThreadPoolExecutor(1) as pool:
+            tokenizer = pool.submit(_load_tokenizer, plan)
+            engine = Engine(plan)
+            try:
+                self.tokenizer: Any = tokenizer.result()
+            except BaseException:
+                engine.close()
+                raise
+        self.engine = engine
+
+    @classmethod
+    def from_plan(cls, plan: Plan | str | Path) -> AutoPipe:
+        """From a plan, or the YAML file that holds it."""
+        return cls(plan if isinstance(plan, Plan) else Plan.load(plan))
+
+    @classmethod
+    def from_pretrained(
+        cls, target: str, drafters: Sequence[str | StagePlan] | None = None, **plan_fields: Any
+    ) -> AutoPipe:
+        """From model names.
+
+        Args:
+            target: hub id, folder, GGUF file or registry name.
+            drafters: cheapest first; None: an n-gram drafter; []: plain decoding.
+            plan_fields: other fields of `Plan` (mode, exact, ...), and fields of the target's stage (dtype, device,
+                backend, threads, adapter, ...).
+        """
+        stage_fields = {key: plan_fields.pop(key) for key in list(plan_fields) if key in StagePlan.model_fields}
+        chain: list[Any] = [
+            drafter.model_dump() if isinstance(drafter, StagePlan) else {"model": drafter}
+            for drafter in (["ngram"] if drafters is None else drafters)
+        ]
+        for stage in chain:
+            if stage["model"] == "ngram":
+                stage.setdefault("window", 7)
+        chain.append({"model": target, **stage_fields})
+        return cls(Plan.parse({"chain": chain, **plan_fields}))
+
+    @property
+    def plan(self) -> Plan:
+        """The plan in force."""
+        return self.engine.plan
+
+    def apply(self, plan: Plan) -> None:
+        """Put another plan with the same target in force; also while requests run, whose output does not change.
+
+        Raises:
+            ConfigError: the plan has another target (make a new AutoPipe for that), or cannot run.
+        """
+        if plan.target.identity() != self.plan.target.identity() or plan.exact != self.plan.exact:
+            raise ConfigError("chain", plan.target.model, f"plans with this target: {self.plan.target.model}")
+        check_plan(plan)
+        self.engine.apply(plan)
+
+    def close(self) -> None:
+        self.engine.close()
+
+    def __enter__(self) -> AutoPipe:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def encode(
+        self,
+        prompt: str | None = None,
+        *,
+        messages: Sequence[Message] | None = None,
+        input_ids: Any = None,
+    ) -> list[int]:
+        """Token ids of a prompt given in exactly one of three ways; chat `messages` go through the chat template.
+
+        Raises:
+            ConfigError: none or several given, or a tokenizer without a chat template.
+        """
+        given = {"prompt": prompt, "messages": messages, "input_ids": input_ids}
+        names = [name for name, value in given.items() if value is not None]
+        if len(names) != 1:
+            raise ConfigError("prompt", " and ".join(names) or None, "exactly one of prompt, messages, input_ids")
+        if prompt is not None:
+            return list(self.tokenizer(prompt)["input_ids"])
+        if messages is not None:
+            if not getattr(self.tokenizer, "chat_template", None):
+                raise ConfigError("messages", "given", "a plain prompt: this model's tokenizer has no chat template")
+            text = self.tokenizer.apply_chat_template(list(messages), tokenize=False, add_generation_prompt=True)
+            return list(self.tokenizer(text, add_special_tokens=False)["input_ids"])
+        ids = input_ids.tolist() if hasattr(input_ids, "tolist") else list(input_ids)
+        if ids and isinstance(ids[0], list):
+            if len(ids) != 1:
+                raise ConfigError("input_ids", f"{len(ids)} rows", "one row; submit several prompts one by one")
+            ids = ids[0]
+        return [int(token) for token in ids]
+
+    def generate(
+        self,
+        prompt: str | Any = None,
+        *,
+        messages: Sequence[Message] | None = None,
+        input_ids: Any = None,
+        streamer: Any = None,
+        logits_processor: Sequence[Callable[..., Any]] | None = None,
+        stopping_criteria: Sequence[Callable[..., Any]] | Callable[..., Any] | None = None,
+        trace: str | Path | None = None,
+        **options: Any,
+    ) -> GenerationResult:
+        """Generate to the end.
+
+        Args:
+            prompt: text; token ids or a tensor [1, n] are taken for `input_ids`.
+            streamer: a transformers streamer (`put`, `end`).
+            logits_processor: transformers LogitsProcessors, applied at every verified position on its own prefix.
+            stopping_criteria: transformers StoppingCriteria, asked after every token.
+            trace: write a Chrome trace (one lane per stage) to this file.
+            options: fields of `SamplingParams`; transformers' `do_sample`, `eos_token_id`, `stop_strings` too.
+
+        Raises:
+            ConfigError, ContextLengthError: before anything runs.
+            TargetDiedError: the target's process died; call again to restart it.
+        """
+        deltas = self.stream(
+            prompt,
+            messages=messages,
+            input_ids=input_ids,
+            streamer=streamer,
+            logits_processor=logits_processor,
+            stopping_criteria=stopping_criteria,
+            trace=trace,
+            **options,
+        )
+        *_, last = deltas
+        if last.result is None:
+            raise RuntimeError("a stream ended without a result")
+        return last.result
+
+    def stream(
+        self,
+        prompt: str | Any = None,
+        *,
+        messages: Sequence[Message] | None = None,
+        input_ids: Any = None,
+        streamer: Any = None,
+        logits_processor: Sequence[Callable[..., Any]] | None = None,
+        stopping_criteria: Sequence[Callable[..., Any]] | Callable[..., Any] | None = None,
+        trace: str | Path | None = None,
+        **options: Any,
+    ) -> Iterator[StreamDelta]:
+        """Like `generate`, as an iterator. Bad input raises here; the request starts with the first `next`.
+
+        Abandoning the iterator cancels the request.
+        """
+        if prompt is not None and not isinstance(prompt, str):
+            prompt, input_ids = None, prompt if input_ids is None else input_ids
+        ids = self.encode(prompt, messages=messages, input_ids=input_ids)
+        params = sampling_params(options)
+        processor = _row_processor(logits_processor) if logits_processor else None
+        criteria = _as_list(stopping_criteria)
+        return self._run(ids, params, processor, streamer, criteria, trace)
+
+    def _run(
+        self,
+        ids: list[int],
+        params: SamplingParams,
+        processor: RowProcessor | None,
+        streamer: Any,
+        criteria: list[Callable[..., Any]],
+        trace: str | Path | None,
+    ) -> Iterator[StreamDelta]:
+        from autopipe.core.text import OutputText
+
+        output = OutputText(self.tokenizer, params.stop)
+        text, token_ids = "", list[int]()
+        logprobs: list[Any] | None = None if params.num_logprobs is None else []
+        reason: str | None = None
+        if streamer is not None:
+            _put(streamer, ids)
+        handle = self.engine.submit(
+            ids, params, eos_token_ids=self._eos_token_ids, processor=processor, trace=trace is not None
+        )
+        try:
+            for block in handle:
+                delta = output.push(block.token_ids)
+                kept = block.token_ids[: delta.num_tokens_used]
+                asked_to_stop = _first_stop(criteria, ids + token_ids, kept)
+                if asked_to_stop is not None and asked_to_stop < len(kept):
+                    # A criterion fired inside the block: what it has already decoded past that token is dropped.
+                    kept, rest = kept[:asked_to_stop], OutputText(self.tokenizer, params.stop)
+                    whole = rest.push(token_ids + kept)
+                    new_text = (whole.text + ("" if whole.stopped else rest.finish()))[len(text) :]
+                    delta = type(delta)(text=new_text, num_tokens_used=len(kept), stopped=True)
+                token_ids += kept
+                text += delta.text
+                if logprobs is not None and block.logprobs is not None:
+                    logprobs += block.logprobs[: len(kept)]
+                if streamer is not None:
+                    _put(streamer, kept)
+                new_logprobs = None if block.logprobs is None else block.logprobs[: len(kept)]
+                if delta.stopped or asked_to_stop is not None:
+                    reason = "stop"
+                    handle.cancel()
+                    yield StreamDelta(delta.text, kept, new_logprobs)
+                    break
+                yield StreamDelta(delta.text, kept, new_logprobs)
+            outcome = handle.outcome()
+        finally:
+            handle.cancel()
+            if streamer is not None:
+                streamer.end()
+        rest_text = "" if reason == "stop" else output.finish()
+        result = GenerationResult(
+            text=text + rest_text,
+            token_ids=token_ids,
+            finish_reason=reason or outcome.finish_reason,
+            prompt_ids=ids,
+            logprobs=logprobs,
+            stats=outcome.stats,
+            plan=self.plan,
+        )
+        if trace is not None:
+            write_trace(trace, outcome.trace)
+        yield StreamDelta(rest_text, finish_reason=result.finish_reason, result=result)
+
+    def submit(self, ids: Sequence[int], params: SamplingParams) -> RequestHandle:
+        """Queue token ids and get the raw handle: for servers and tools that do their own text handling."""
+        return self.engine.submit(ids, params, eos_token_ids=self._eos_token_ids)
+
+
+def sampling_params(options: Mapping[str, Any]) -> SamplingParams:
+    """`SamplingParams` from keyword arguments, transformers' spellings included.
+
+    Raises:
+        ConfigError: an unknown option or a value that is not allowed.
+    """
+    known = {_TRANSFORMERS_NAMES.get(key, key): value for key, value in options.items()}
+    do_sample = known.pop("do_sample", None)
+    if do_sample is False:
+        known["temperature"] = 0.0
+    elif do_sample:
+        known.setdefault("temperature", 1.0)
+        if known["temperature"] == 0:
+            raise ConfigError("temperature", 0, "above 0 with do_sample=True")
+    eos = known.get("eos_token_ids")
+    if isinstance(eos, int):
+        known["eos_token_ids"] = (eos,)
+    return SamplingParams.parse({key: value for key, value in known.items() if value is not None})
+
+
+def _load_tokenizer(plan: Plan) -> Any:
+    if plan.target.is_emulated:
+        return toy_tokenizer()
+    from autopipe.core.models import load_tokenizer, resolve
+
+    return load_tokenizer(resolve(plan.target.model), trust_remote_code=plan.target.trust_remote_code)
+
+
+def _row_processor(processors: Sequence[Callable[..., Any]]) -> RowProcessor:
+    def process(prefix: list[int], row: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
+        import torch
+
+        ids, scores = torch.tensor([prefix]), torch.from_numpy(row)[None]  # [1, length], [1, vocab]
+        for processor in processors:
+            scores = processor(ids, scores)
+        return scores[0].float().numpy()
+
+    return process
+
+
+def _as_list(criteria: Any) -> list[Callable[..., Any]]:
+    if criteria is None:
+        return []
+    return list(criteria) if isinstance(criteria, Sequence) else [criteria]
+
+
+def _first_stop(criteria: list[Callable[..., Any]], before: list[int], new: list[int]) -> int | None:
+    """How many of the `new` tokens are kept when a criterion stops the text there; None if none does."""
+    if not criteria:
+        return None
+    import torch
+
+    for count in range(1, len(new) + 1):
+        ids = torch.tensor([before + new[:count]])  # [1, length]
+        if any(bool(torch.as_tensor(criterion(ids, None)).any()) for criterion in criteria):
+            return count
+    return None
+
+
+def _put(streamer: Any, token_ids: list[int]) -> None:
+    import torch
+
+    if token_ids:
+        streamer.put(torch.tensor(token_ids))

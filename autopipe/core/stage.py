@@ -1,0 +1,392 @@
+"""The one loop that every stage runs, whatever its role: listen, choose, compute, publish.
+
+A stage holds a *sequence*: the prompt and what it believes follows. Its consumer (the next stage in the chain)
+is always right: where the two differ the stage rolls back and adopts the consumer's tokens. Its producer
+(the stage before, or an n-gram drafter in this process) is a source of drafts to verify. The first stage has no
+producer, so it verifies nothing and appends one token a step; the target has no consumer, so what it appends
+is final. Nothing else distinguishes drafting, refining and verifying.
+
+Who may run when is a matter of credit: a consumer publishes the length up to which its producer may draft.
+In `async` mode that is always its own length plus the window; in `lockstep` it grants credit only while it
+waits itself, so one stage computes at a time.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from autopipe.core.backends.base import StageBackend
+from autopipe.core.board import Board, Slot, SparseRow
+from autopipe.core.chain import StageConfig
+from autopipe.core.channel import Doorbell
+from autopipe.core.gating import RunningRate, StepCosts, best_length
+from autopipe.core.logprobs import TokenLogprobs
+from autopipe.core.ngram import NgramDrafter
+from autopipe.core.picker import Picker
+from autopipe.core.plan import Mode, NgramOptions, Verification, WhenShort
+from autopipe.core.stats import StageStats
+from autopipe.core.trace import TraceEvent
+
+MAX_CATCH_UP_ROWS = 8
+"""A stage that has fallen further behind than this catches up by a prefill."""
+
+_GRACE_NS = 800_000_000
+_UNKNOWN_STEP_NS = 60_000_000_000
+
+
+@dataclass(slots=True)
+class StageRequest:
+    """One request as a stage sees it.
+
+    Attributes:
+        tokens: the stage's sequence, prompt included.
+        end: length of the sequence at which max_new_tokens is reached.
+        committed: positions below this are final as far as this stage knows.
+        producer_committed: the same, as far as its producer knew when last heard.
+        changed_from: the sequence changed from this position on since it was last published.
+    """
+
+    id: int
+    tokens: list[int]
+    prompt_length: int
+    end: int
+    eos_token_ids: frozenset[int]
+    verification: Verification
+    picker: Picker
+    committed: int
+    producer_committed: int
+    changed_from: int
+    ngram_unchanged: int = 0
+    rows: dict[int, SparseRow] = field(default_factory=dict)
+    published_stopped: bool = False
+    started_ns: int = 0
+    idle_since_ns: int = 0
+    ready_ns: int = 0
+
+
+EmitTokens = Callable[[StageRequest, list[int], "list[TokenLogprobs] | None"], None]
+
+
+class Stage:
+    """One stage of a chain: a backend, its slot on the board, and the loop's four steps.
+
+    Args:
+        emit: called by a stage without consumer with each block of final tokens.
+        ngram: drafter in front of this stage, used when the config says so.
+    """
+
+    def __init__(
+        self,
+        backend: StageBackend,
+        board: Board,
+        slot: int,
+        bells: Sequence[Doorbell],
+        emit: EmitTokens,
+        make_ngram: Callable[[NgramOptions], NgramDrafter],
+    ) -> None:
+        self.backend = backend
+        self.costs = StepCosts()
+        self.config = StageConfig(active=False)
+        self.request: StageRequest | None = None
+        self.stats = StageStats()
+        self.trace: list[TraceEvent] | None = None
+        self._board = board
+        self._slot = board.slot(slot)
+        self._bells = bells
+        self._emit = emit
+        self._make_ngram = make_ngram
+        self._producer: Slot | None = None
+        self._consumer: Slot | None = None
+        self._ngram: NgramDrafter | None = None
+        self._ngram_options: NgramOptions | None = None
+        self._rate = RunningRate()
+        self._prefill_ns_per_token: float | None = None
+
+    def configure(self, config: StageConfig) -> None:
+        """Take a new place in the chain. What neighbours know of each other is found out anew."""
+        if config.ngram is not None and config.ngram != self._ngram_options:
+            self._ngram, self._ngram_options = self._make_ngram(config.ngram), config.ngram
+            if self.request is not None:
+                self.request.ngram_unchanged = 0
+        self.config = config
+        self._producer = None if config.producer is None else self._board.slot(config.producer)
+        self._consumer = None if config.consumer is None else self._board.slot(config.consumer)
+        self._slot.credit = 0
+        if self.request is not None:
+            self.request.producer_committed = self.request.prompt_length
+
+    def begin(self, request: StageRequest, *, trace: bool) -> None:
+        """Start on a request; nothing of the last one is left."""
+        self.backend.reset()
+        if self._ngram is not None:
+            self._ngram.reset()
+        self.request = request
+        self.stats = StageStats(name=self.backend.name)
+        self.trace = [] if trace else None
+        self._slot.credit = 0
+        self._slot.wake_at = 0
+        now = time.monotonic_ns()
+        request.started_ns = request.idle_since_ns = request.ready_ns = now
+        self._publish(request)
+
+    def end(self) -> StageStats:
+        """Leave the request, wherever it stands."""
+        request, stats = self.request, self.stats
+        self.request = None
+        self._slot.credit = 0
+        if request is not None:
+            elapsed_s = (time.monotonic_ns() - request.started_ns) / 1e9
+            stats.waiting_s = max(0.0, elapsed_s - stats.busy_s - stats.overhead_s)
+        return stats
+
+    @property
+    def outgrown(self) -> bool:
+        """Whether the text has become too long for this stage."""
+        return self.request is not None and len(self.request.tokens) > self.backend.max_length
+
+    def advance(self) -> bool:
+        """One turn of the loop; False when there is nothing to do until somebody rings."""
+        request = self.request
+        if request is None or not self.config.active:
+            return False
+        self._listen(request)
+        drafts = self._choose(request)
+        if drafts is not None:
+            self._compute(request, drafts)
+        if request.changed_from < len(request.tokens) or self._stopped(request) != request.published_stopped:
+            self._publish(request)
+        return drafts is not None
+
+    # -- listen ---------------------------------------------------------------------------------------------
+
+    def _listen(self, request: StageRequest) -> None:
+        """Adopt the consumer's sequence where it differs from ours or is longer."""
+        if self._consumer is None:
+            return
+        heard = self._consumer.read(request.id, request.committed)
+        if heard is None:
+            return
+        ours, theirs = request.tokens, heard.tokens
+        position = request.committed
+        shared = min(len(ours), heard.length)
+        while position < shared and ours[position] == theirs[position - heard.start]:
+            position += 1
+        if position < shared:
+            self.stats.rollbacks += 1
+            self._mark_event("roll back", time.monotonic_ns(), len(ours) - position, 0)
+        if position < heard.length:
+            self._replace(request, position, theirs[position - heard.start :])
+        request.ready_ns = max(request.ready_ns, heard.published_ns)
+        request.committed = max(request.committed, heard.committed)
+
+    def _replace(self, request: StageRequest, position: int, tokens: Sequence[int]) -> None:
+        """Make the sequence `tokens` from `position` on."""
+        for stale in range(position, len(request.tokens)):
+            request.rows.pop(stale, None)
+        request.tokens[position:] = tokens
+        if self.backend.length > position:
+            self.backend.rollback(position)
+        request.changed_from = min(request.changed_from, position)
+        request.ngram_unchanged = min(request.ngram_unchanged, position)
+
+    # -- choose ---------------------------------------------------------------------------------------------
+
+    def _choose(self, request: StageRequest) -> list[int] | None:
+        """The drafts to verify now (perhaps none), or None to wait."""
+        length = len(request.tokens)
+        if self._stopped(request):
+            return self._wait()
+        if self._consumer is not None and length >= self._consumer.credit:
+            return self._wait()
+        if self.backend.length < request.prompt_length:
+            return []
+        room = min(self.config.verify_cap, request.end - length - 1, self.backend.max_length - length)
+        generated = length - request.prompt_length
+        budget = request.end - request.prompt_length
+        window = self.config.warmup.window(self.config.window, generated, budget)
+        if self._ngram is not None and self.config.ngram is not None:
+            return self._draft_locally(request, min(window, room))
+        if self._producer is None:
+            return []
+        lockstep = self.config.mode is Mode.LOCKSTEP
+        wanted = max(0, min(window if lockstep else self.config.min_drafts, window, room))
+        drafts, stopped = self._pending(request)
+        if len(drafts) < wanted and not lockstep and self.config.when_short is WhenShort.STEP:
+            return []
+        if len(drafts) < wanted and not stopped:
+            self._ask(length + (wanted if lockstep else window), length + wanted)
+            drafts, stopped = self._pending(request)  # what came before the producer knew when to wake us
+        if len(drafts) >= wanted or stopped:
+            return drafts[: max(room, 0)]
+        return None
+
+    def _stopped(self, request: StageRequest) -> bool:
+        """Whether this stage can add nothing to its sequence as it is."""
+        length = len(request.tokens)
+        return (
+            length >= request.end
+            or length > self.backend.max_length
+            or (length > request.prompt_length and request.tokens[-1] in request.eos_token_ids)
+        )
+
+    def _wait(self) -> None:
+        """Nothing to do here; in lockstep whoever feeds us rests as well."""
+        if self.config.mode is Mode.LOCKSTEP:
+            self._slot.credit = 0
+
+    def _draft_locally(self, request: StageRequest, limit: int) -> list[int]:
+        assert self._ngram is not None
+        self._ngram.sync(request.tokens, request.ngram_unchanged)
+        request.ngram_unchanged = len(request.tokens)
+        if limit <= 0:
+            return []
+        draft = self._ngram.draft(limit)
+        if self._ngram_options is None or not self._ngram_options.gate:
+            return draft.token_ids
+        rate = self._rate.tokens_per_s(self.costs)
+        return draft.token_ids[: best_length(draft.confidence, self.costs, tokens_per_s=rate)]
+
+    def _pending(self, request: StageRequest) -> tuple[list[int], bool]:
+        """The producer's drafts that follow our sequence, and whether it can give no more."""
+        assert self._producer is not None
+        heard = self._producer.read(request.id, request.producer_committed)
+        if heard is None:
+            return [], False
+        known = request.tokens[heard.start :]
+        shared = min(len(known), len(heard.tokens))
+        if heard.tokens[:shared] != known[:shared]:
+            return [], False  # it will roll back once it has read our sequence
+        request.producer_committed = max(request.producer_committed, heard.committed)
+        request.ready_ns = max(request.ready_ns, heard.published_ns)
+        return heard.tokens[len(known) :], heard.stopped
+
+    def _ask(self, credit: int, wake_at: int) -> None:
+        """Let the producer draft up to length `credit`; be woken at `wake_at`."""
+        assert self.config.producer is not None
+        self._slot.wake_at = wake_at
+        if self._slot.credit != credit:
+            self._slot.credit = credit
+            self._bells[self.config.producer].ring()
+
+    # -- compute --------------------------------------------------------------------------------------------
+
+    def _compute(self, request: StageRequest, drafts: list[int]) -> None:
+        """One forward over what the cache lacks and the drafts; verify them; append what is accepted."""
+        length, cached = len(request.tokens), self.backend.length
+        missing = length - cached
+        rows: list[SparseRow] | None = None
+        if missing > MAX_CATCH_UP_ROWS or cached < request.prompt_length:
+            drafts = []
+        elif drafts and request.verification is Verification.REJECTION:
+            rows = self._draft_rows(request, drafts)
+            drafts = drafts if rows is not None else []
+        if self.config.mode is Mode.LOCKSTEP:
+            self._slot.credit = 0
+
+        start = time.monotonic_ns()
+        self.stats.overhead_s += max(0, start - max(request.ready_ns, request.idle_since_ns)) / 1e9
+        prefill = missing > MAX_CATCH_UP_ROWS or cached < request.prompt_length
+        self._slot.deadline_ns = start + _GRACE_NS + self._expected_ns(missing + len(drafts), prefill)
+        if prefill:
+            logits = self.backend.prefill(request.tokens[cached:])[None]  # [1, vocab]
+        else:
+            logits = self.backend.forward(request.tokens[cached:] + drafts)[missing - 1 :]  # [n + 1, vocab]
+        computed = time.monotonic_ns()
+        verdict = request.picker.verify(logits, request.tokens, drafts, rows)
+        self._slot.deadline_ns = 0
+
+        tokens = self._up_to_eos(request, verdict.token_ids)
+        request.tokens.extend(tokens)
+        if drafts:
+            self.backend.rollback(length + verdict.num_accepted)
+        for position, row in enumerate(verdict.rows or (), length):
+            request.rows[position] = row
+        if self._consumer is None:
+            request.committed = len(request.tokens)
+            self._emit(request, tokens, verdict.logprobs and verdict.logprobs[: len(tokens)])
+        finished = time.monotonic_ns()
+        self._count(request, len(drafts), verdict.num_accepted, len(tokens), start, computed, finished, missing, prefill)
+
+    def _draft_rows(self, request: StageRequest, drafts: list[int]) -> list[SparseRow] | None:
+        if self._producer is None:
+            return [SparseRow.one_hot(token) for token in drafts]
+        return self._producer.read_rows(request.id, len(request.tokens), drafts)
+
+    def _up_to_eos(self, request: StageRequest, tokens: list[int]) -> list[int]:
+        for index, token in enumerate(tokens):
+            if token in request.eos_token_ids:
+                return tokens[: index + 1]
+        return tokens[: request.end - len(request.tokens)]
+
+    def _expected_ns(self, num_tokens: int, prefill: bool) -> int:
+        """Ten times what the step should take: past that, and a second's grace, the stage counts as hung."""
+        if prefill:
+            per_token = self._prefill_ns_per_token
+            return _UNKNOWN_STEP_NS if per_token is None else int(10 * per_token * num_tokens)
+        return int(10e9 * self.costs.seconds(num_tokens)) if self.costs.measured else _UNKNOWN_STEP_NS
+
+    def _count(
+        self,
+        request: StageRequest,
+        num_drafts: int,
+        num_accepted: int,
+        num_emitted: int,
+        start: int,
+        computed: int,
+        finished: int,
+        missing: int,
+        prefill: bool,
+    ) -> None:
+        stats, seconds = self.stats, (computed - start) / 1e9
+        if prefill:
+            self._prefill_ns_per_token = (computed - start) / missing
+        else:
+            self.costs.observe(missing + num_drafts, max(seconds, 1e-9))
+            self._rate.observe(num_emitted, max(seconds, 1e-9))
+        if prefill or missing > 1:
+            stats.catch_up_s += seconds * (missing - (0 if prefill else 1)) / (missing + num_drafts)
+        stats.forwards += 1
+        stats.busy_s += (finished - start) / 1e9
+        stats.emitted += num_emitted
+        stats.verified += num_drafts
+        stats.accepted += num_accepted
+        if not prefill:
+            stats.acceptance_lengths[num_emitted] += 1
+        name = "prefill" if prefill else "verify" if num_drafts else "draft" if self._consumer else "decode"
+        if self.trace is not None:
+            self.trace.append(TraceEvent(name, start, finished, missing + num_drafts, num_accepted))
+        request.idle_since_ns = request.ready_ns = finished
+
+    def _mark_event(self, name: str, now: int, num_tokens: int, num_accepted: int) -> None:
+        if self.trace is not None:
+            self.trace.append(TraceEvent(name, now, now, num_tokens, num_accepted))
+
+    # -- publish --------------------------------------------------------------------------------------------
+
+    def _publish(self, request: StageRequest) -> None:
+        """Show neighbours the sequence as it is now, and wake those it concerns."""
+        length, start = len(request.tokens), min(request.changed_from, len(request.tokens))
+        stopped = self._stopped(request)
+        rows = [request.rows.get(position) for position in range(start, length)] if request.rows else ()
+        if self.config.mode is Mode.ASYNC and self._producer is not None:
+            budget = request.end - request.prompt_length
+            window = self.config.warmup.window(self.config.window, length - request.prompt_length, budget)
+            self._slot.credit = length + window
+        self.stats.bytes_out += self._slot.publish(
+            request.id,
+            start,
+            request.tokens[start:],
+            committed=request.committed,
+            rollbacks=self.stats.rollbacks,
+            stopped=stopped,
+            rows=rows,
+        )
+        request.changed_from = length
+        request.published_stopped = stopped
+        if self._consumer is not None and (stopped or length >= self._consumer.wake_at):
+            assert self.config.consumer is not None
+            self._bells[self.config.consumer].ring()
+        if self.config.producer is not None and self._slot.credit:
+            self._bells[self.config.producer].ring()

@@ -1,0 +1,292 @@
+"""The process of one stage: `python -m autopipe.core.worker`, started by the engine.
+
+It obeys the engine's messages between steps and otherwise runs its stage's loop, asleep while there is nothing
+to do. It dies with its parent, and it says so every 0.1 s that it lives.
+"""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import os
+import select
+import signal
+import threading
+import time
+import traceback
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from autopipe.core.board import Board
+from autopipe.core.channel import Channel, ChannelClosedError, Doorbell, Message
+from autopipe.core.errors import AutoPipeError, RequestCancelledError
+from autopipe.core.plan import StagePlan
+from autopipe.core.sampling import SamplingParams
+
+if TYPE_CHECKING:
+    import torch
+
+    from autopipe.core.backends.base import StageBackend
+    from autopipe.core.stage import Stage, StageRequest
+
+BEAT_S = 0.1
+_IDLE_CHECK_S = 0.1
+"""How long a stage with a request sleeps at most: bounds the harm of a wake-up lost to a weak memory model."""
+_MAX_MEASURE_S = 0.3
+
+_log = logging.getLogger(__name__)
+
+
+class Worker:
+    """Serves one stage until told to shut down or the engine is gone."""
+
+    def __init__(self, channel: Channel, board: Board, slot: int, bells: Sequence[Doorbell]) -> None:
+        self._channel = channel
+        self._board = board
+        self._slot_index = slot
+        self._slot = board.slot(slot)
+        self._bells = bells
+        self._stage: Stage | None = None
+        self._backend: StageBackend | None = None
+        self._outgrown_reported = False
+        self._postponed: list[Message] = []
+
+    def run(self) -> None:
+        poller = select.poll()
+        poller.register(self._channel.fileno(), select.POLLIN)
+        poller.register(self._bells[self._slot_index].read_descriptor, select.POLLIN)
+        while True:
+            self._bells[self._slot_index].silence()
+            while (message := self._next_message()) is not None:
+                if message["type"] == "shutdown":
+                    return
+                self._obey(message)
+            stage = self._stage
+            if stage is not None and self._advance(stage):
+                continue
+            active = stage is not None and stage.request is not None
+            poller.poll(_IDLE_CHECK_S * 1e3 if active else None)
+
+    def _next_message(self) -> Message | None:
+        return self._postponed.pop(0) if self._postponed else self._channel.receive()
+
+    def _advance(self, stage: Stage) -> bool:
+        try:
+            advanced = stage.advance()
+        except RequestCancelledError:
+            self._slot.deadline_ns = 0
+            return False
+        except Exception as error:  # whatever a model may raise: the engine goes on without this stage
+            request = stage.request
+            stage.end()
+            self._slot.deadline_ns = 0
+            self._fail("step-failed", error, request=request.id if request else 0)
+            return False
+        if stage.outgrown and not self._outgrown_reported:
+            self._outgrown_reported = True
+            self._channel.send({"type": "outgrown", "max_length": stage.backend.max_length})
+        return advanced
+
+    def _obey(self, message: Message) -> None:
+        kind = message["type"]
+        if kind == "load":
+            self._load(message)
+        elif kind == "configure":
+            self._configure(message["config"])
+        elif kind == "begin":
+            self._begin(message)
+        elif kind == "end":
+            self._end(message["request"])
+
+    # -- messages -------------------------------------------------------------------------------------------
+
+    def _load(self, message: Message) -> None:
+        started = time.monotonic()
+        try:
+            plan = StagePlan.parse(message["stage"])
+            _bind(message["cores"], message["threads"])
+            from autopipe.core.backends.load import load_backend
+            from autopipe.core.ngram import NgramDrafter
+            from autopipe.core.stage import Stage
+
+            backend = load_backend(plan, exact=message["exact"], threads=message["threads"])
+            backend.name = message["name"]
+            self._stage = Stage(backend, self._board, self._slot_index, self._bells, self._emit, NgramDrafter)
+            self._backend = backend
+            loaded = time.monotonic()
+            if not plan.is_emulated:
+                _measure(self._stage)
+        except Exception as error:  # anything that stops a model from loading is reported to the user
+            self._fail("load-failed", error)
+            return
+        self._channel.send(
+            {
+                "type": "ready",
+                "vocab_size": backend.vocab_size,
+                "max_length": backend.max_length,
+                "exact": backend.exact,
+                "choice": getattr(backend, "choice_reason", ""),
+                "load_s": loaded - started,
+                "step_ms": {n: 1e3 * self._stage.costs.seconds(n) for n in (1, 2, 4, 8)}
+                if self._stage.costs.measured
+                else {},
+            }
+        )
+
+    def _configure(self, data: dict[str, Any]) -> None:
+        from autopipe.core.chain import StageConfig
+
+        assert self._stage is not None
+        config = StageConfig.parse(data)
+        if config.threads is not None:
+            _bind(config.cores, config.threads)
+            set_threads = getattr(self._backend, "set_threads", None)
+            if set_threads is not None:
+                set_threads(config.threads)
+        self._stage.configure(config)
+
+    def _begin(self, message: Message) -> None:
+        from autopipe.core.picker import Picker
+        from autopipe.core.plan import Verification
+        from autopipe.core.stage import StageRequest
+
+        stage = self._stage
+        assert stage is not None
+        assert self._backend is not None
+        self._outgrown_reported = False
+        params = SamplingParams.parse(message["params"])
+        prompt: list[int] = message["prompt"]
+        is_target = stage.config.consumer is None
+        verification = Verification(message["verification"])
+        picker = Picker(
+            params,
+            vocab_size=min(self._backend.vocab_size, message["vocab_size"]),
+            eos_token_ids=message["eos"],
+            prompt_length=len(prompt),
+            rule=verification,
+            stage=message["stage"],
+            is_target=is_target,
+            processor=self._remote_processor(message["request"]) if message["processor"] and is_target else None,
+        )
+        request = StageRequest(
+            id=message["request"],
+            tokens=prompt,
+            prompt_length=len(prompt),
+            end=len(prompt) + params.max_new_tokens,
+            eos_token_ids=frozenset(message["eos"]),
+            verification=verification,
+            picker=picker,
+            committed=len(prompt),
+            producer_committed=len(prompt),
+            changed_from=len(prompt),
+        )
+        stage.begin(request, trace=message["trace"])
+
+    def _end(self, request: int) -> None:
+        assert self._stage is not None
+        current = self._stage.request
+        if current is None or current.id != request:
+            return
+        trace = self._stage.trace
+        stats = self._stage.end()
+        self._channel.send(
+            {"type": "ended", "request": request, "stats": stats.to_message(), "trace": [list(e) for e in trace or ()]}
+        )
+
+    # -- answers --------------------------------------------------------------------------------------------
+
+    def _emit(self, request: StageRequest, tokens: list[int], logprobs: Any) -> None:
+        reason = None
+        if request.tokens[-1] in request.eos_token_ids:
+            reason = "stop"
+        elif len(request.tokens) >= request.end:
+            reason = "length"
+        message: Message = {"type": "tokens", "request": request.id, "ids": tokens, "finish": reason}
+        if logprobs is not None:
+            message["logprobs"] = [item.to_message() for item in logprobs]
+        self._channel.send(message)
+
+    def _remote_processor(self, request: int) -> Any:
+        """The user's logits processors live in the parent: send it the row, take the row it sends back."""
+        import torch
+
+        def process(prefix: Sequence[int], row: torch.Tensor) -> torch.Tensor:
+            shared = self._slot.logits(row.numel())
+            shared[:] = row.float().numpy()
+            self._channel.send({"type": "process", "request": request, "prefix": list(prefix), "vocab": row.numel()})
+            while True:
+                self._channel.wait()
+                message = self._channel.receive()
+                if message is None:
+                    continue
+                if message["type"] == "processed":
+                    return torch.from_numpy(shared.copy())
+                self._postponed.append(message)
+                if message["type"] == "end" or message["type"] == "shutdown":
+                    raise RequestCancelledError("ended while its logits were being processed")
+
+        return process
+
+    def _fail(self, kind: str, error: Exception, **extra: Any) -> None:
+        if not isinstance(error, AutoPipeError):
+            _log.error("%s", traceback.format_exc())
+        self._channel.send(
+            {"type": kind, "error": type(error).__name__, "message": str(error) or type(error).__name__, **extra}
+        )
+
+
+def _bind(cores: Sequence[int] | None, threads: int | None) -> None:
+    """Bind this process to `cores` and torch to `threads`."""
+    if cores and hasattr(os, "sched_setaffinity"):
+        os.sched_setaffinity(0, cores)
+    if threads:
+        import torch
+
+        torch.set_num_threads(threads)
+
+
+def _measure(stage: Stage) -> None:
+    """Learn roughly what a step costs, so that the first request already drafts sensibly."""
+    backend, deadline = stage.backend, time.monotonic() + _MAX_MEASURE_S
+    backend.prefill([0] * min(16, backend.max_length // 2))
+    for num_tokens in (1, 1, 2, 4, 8) * 3:
+        if time.monotonic() > deadline or backend.length + num_tokens > backend.max_length:
+            break
+        length, started = backend.length, time.monotonic()
+        backend.forward([0] * num_tokens)
+        stage.costs.observe(num_tokens, time.monotonic() - started)
+        backend.rollback(length)
+    backend.reset()
+
+
+def _watch(parent: int, slot: Any) -> None:
+    """Show signs of life, and leave at once when the parent is gone."""
+    while os.getppid() == parent:
+        slot.beat_ns = time.monotonic_ns()
+        time.sleep(BEAT_S)
+    os._exit(0)
+
+
+def main() -> None:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    parser = argparse.ArgumentParser(description="AutoPipe stage worker; started by the engine, not by hand.")
+    parser.add_argument("--channel", type=int, required=True)
+    parser.add_argument("--board", type=int, required=True)
+    parser.add_argument("--slot", type=int, required=True)
+    parser.add_argument("--parent", type=int, required=True)
+    parser.add_argument("--bells", required=True, help="read:write descriptors, comma-separated")
+    arguments = parser.parse_args()
+    bells = [Doorbell(*map(int, pair.split(":"))) for pair in arguments.bells.split(",")]
+    board = Board(arguments.board)
+    slot = board.slot(arguments.slot)
+    threading.Thread(target=_watch, args=(arguments.parent, slot), daemon=True).start()
+    worker = Worker(Channel.from_descriptor(arguments.channel), board, arguments.slot, bells)
+    try:
+        worker.run()
+    except ChannelClosedError:
+        _log.info("the engine is gone")
+    os._exit(0)  # nothing to save; skips the slow teardown of threads and libraries
+
+
+if __name__ == "__main__":
+    main()
