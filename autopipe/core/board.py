@@ -23,6 +23,8 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from autopipe.core.verify import SparseRow
+
 MAX_SLOTS = 16
 CAPACITY = 1 << 20
 """Longest sequence in tokens. Untouched pages cost nothing."""
@@ -48,19 +50,6 @@ _SEQUENCE, _REQUEST, _LENGTH, _COMMITTED, _ROLLBACKS, _STOPPED, _PUBLISHED_NS, _
 _CREDIT, _WAKE_AT, _BEAT_NS, _DEADLINE_NS = range(16, 20)
 
 _MAX_READ_TRIES = 200
-
-
-@dataclass(frozen=True, slots=True)
-class SparseRow:
-    """A processed draft distribution: `ids` int32 [n], `probs` float32 [n], n <= ROW_WIDTH, summing to 1."""
-
-    ids: npt.NDArray[np.int32]
-    probs: npt.NDArray[np.float32]
-
-    @classmethod
-    def one_hot(cls, token: int) -> SparseRow:
-        """The distribution of a drafter that could only have drafted `token`."""
-        return cls(np.array([token], np.int32), np.ones(1, np.float32))
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,9 +110,9 @@ class Slot:
         self._row_ids = np.frombuffer(segment, np.int32, ROW_RING * ROW_WIDTH, base + _ROW_IDS_AT).reshape(
             ROW_RING, ROW_WIDTH
         )
-        self._row_probs = np.frombuffer(
-            segment, np.float32, ROW_RING * ROW_WIDTH, base + _ROW_PROBS_AT
-        ).reshape(ROW_RING, ROW_WIDTH)
+        self._row_probs = np.frombuffer(segment, np.float32, ROW_RING * ROW_WIDTH, base + _ROW_PROBS_AT).reshape(
+            ROW_RING, ROW_WIDTH
+        )
         self._logits = np.frombuffer(segment, np.float32, MAX_VOCAB, base + _LOGITS_AT)
 
     def publish(
@@ -180,9 +169,7 @@ class Slot:
                 tokens = self._tokens[since : max(length, since)].tolist()
                 checksum = self._checksum(request, committed, length)
                 if words[_SEQUENCE] == before and words[_CHECKSUM] == checksum:
-                    return Snapshot(
-                        request, length, committed, rollbacks, bool(stopped), published, since, tokens
-                    )
+                    return Snapshot(request, length, committed, rollbacks, bool(stopped), published, since, tokens)
             time.sleep(0)
         return None
 

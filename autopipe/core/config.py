@@ -33,13 +33,12 @@ class UserModel(BaseModel):
 
 
 def _config_error(error: ValidationError, cls: type[BaseModel], prefix: str) -> ConfigError:
-    first = error.errors(include_url=False)[0]
+    first = error.errors(include_url=False, include_context=False)[0]
     key = prefix + ".".join(str(part) for part in first["loc"]) or "plan"
     if first["type"] == "extra_forbidden":
-        return ConfigError(key, first["input"], f"no such key; the keys are {', '.join(sorted(_fields(cls, first['loc'])))}")
-    context = first.get("ctx", {})
-    if isinstance(context.get("error"), ConfigError):
-        return context["error"]
+        return ConfigError(
+            key, first["input"], f"no such key; the keys are {', '.join(sorted(_fields(cls, first['loc'])))}"
+        )
     allowed = first["msg"].removeprefix("Input should be ").removeprefix("Value error, ")
     value = None if first["type"] == "missing" else first["input"]
     return ConfigError(key, value, allowed)
@@ -49,7 +48,7 @@ def _fields(cls: type[BaseModel], location: tuple[int | str, ...]) -> set[str]:
     """Names of the keys allowed where `location` points (its last part is the unknown key)."""
     current: Any = cls
     for part in location[:-1]:
-        if isinstance(part, str) and isinstance(current, type) and part in current.model_fields:
+        if isinstance(part, str) and part in getattr(current, "model_fields", {}):
             current = current.model_fields[part].annotation
         for argument in getattr(current, "__args__", ()):
             if isinstance(argument, type) and issubclass(argument, BaseModel):

@@ -63,3 +63,11 @@ class EngineClosedError(AutoPipeError):
 
 class RequestCancelledError(AutoPipeError):
     """The request was cancelled before it finished."""
+
+
+def rebuild_error(kind: str, message: str) -> AutoPipeError:
+    """The error that a worker reported by class name and message, as the same class where a message is all it takes."""
+    found = globals().get(kind)
+    if isinstance(found, type) and issubclass(found, AutoPipeError):
+        return found(message) if found.__init__ is AutoPipeError.__init__ else AutoPipeError(message)
+    return ModelLoadError(f"{kind}: {message}")

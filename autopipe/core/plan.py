@@ -1,9 +1,9 @@
 """A plan: everything a user or a policy may choose about a pipeline.
 
-    mode: lockstep
-    chain:                       # cheapest drafter first, the target last
-      - {model: ngram, window: 7}
-      - {model: smollm2-135m, dtype: bf16}
+mode: lockstep
+chain:                       # cheapest drafter first, the target last
+  - {model: ngram, window: 7}
+  - {model: smollm2-135m, dtype: bf16}
 """
 
 from __future__ import annotations

@@ -72,7 +72,13 @@ class WorkerProcess:
 
 
 def start_worker(
-    key: str, name: str, slot: Slot, slot_index: int, board_descriptor: int, bells: Sequence[Doorbell], threads: int
+    key: str,
+    name: str,
+    slot: Slot,
+    slot_index: int,
+    board_descriptor: int,
+    bells: Sequence[Doorbell],
+    threads: int,
 ) -> WorkerProcess:
     """Start `python -m autopipe.core.worker`; unlike multiprocessing's spawn this never runs the user's script again."""
     slot.clear()

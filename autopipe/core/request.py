@@ -11,10 +11,15 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from autopipe.core.chain import stage_keys
 from autopipe.core.errors import RequestCancelledError
+from autopipe.core.plan import Plan, Verification
 from autopipe.core.sampling import SamplingParams
-from autopipe.core.stats import RequestStats
+from autopipe.core.stats import RequestStats, StageStats, report_stages
 from autopipe.core.trace import TraceEvent
+
+STATS_GRACE_S = 0.5
+"""How long a finished request waits for the figures of a drafter that is still in a step."""
 
 RowProcessor = Callable[[list[int], npt.NDArray[np.float32]], npt.NDArray[np.float32]]
 """(prefix token ids, logits float32 [vocab]) -> logits float32 [vocab]."""
@@ -100,3 +105,71 @@ class RequestHandle:
 
     def put_outcome(self, outcome: Outcome | BaseException) -> None:
         self._events.put(outcome)
+
+
+@dataclass(eq=False, slots=True)
+class RunningRequest:
+    """The request in the pipeline, as the engine's thread keeps it.
+
+    Attributes:
+        awaited: keys of the stages that have begun it and not yet answered its end.
+        stats, traces: what those that have answered said, by key and by name.
+    """
+
+    handle: RequestHandle
+    verification: Verification
+    finish_reason: str | None = None
+    finished_s: float = 0.0
+    awaited: set[str] = field(default_factory=set)
+    stats: dict[str, StageStats] = field(default_factory=dict)
+    traces: dict[str, list[TraceEvent]] = field(default_factory=dict)
+    fallbacks: list[str] = field(default_factory=list)
+    plan_changes: int = 0
+
+    def begin_message(self, place: int, vocab_size: int) -> dict[str, Any]:
+        """What a worker is told; `place` counts stages from the target, `vocab_size` is the target's."""
+        handle = self.handle
+        return {
+            "type": "begin",
+            "request": handle.id,
+            "stage": place,
+            "prompt": handle.prompt,
+            "params": handle.params.model_dump(mode="json"),
+            "eos": list(handle.eos_token_ids),
+            "vocab_size": vocab_size,
+            "verification": self.verification.value,
+            "processor": handle.processor is not None,
+            "trace": handle.trace,
+        }
+
+    def is_over(self, target: str) -> bool:
+        """Whether it has ended and all figures are in (or have kept us waiting too long)."""
+        if self.finish_reason is None:
+            return False
+        patience_over = time.monotonic() - self.finished_s > STATS_GRACE_S
+        return not self.awaited or (patience_over and target not in self.awaited)
+
+    def outcome(self, plan: Plan) -> Outcome:
+        return Outcome(self.finish_reason or "cancelled", self._summary(plan), self.traces)
+
+    def _summary(self, plan: Plan) -> RequestStats:
+        handle, keys = self.handle, stage_keys(plan)
+        chain = [self.stats[key] for key in keys if key in self.stats]
+        begun, end = handle.begun_s or handle.submitted_s, handle.last_token_s or self.finished_s
+        first = handle.first_token_s
+        lengths = self.stats[keys[-1]].acceptance_lengths if keys[-1] in self.stats else {}
+        count = sum(lengths.values())
+        per_token_s: float | None = None
+        if first is not None:
+            per_token_s = (end - first) / (handle.num_tokens - 1) if handle.num_tokens > 1 else first - begun
+        return RequestStats(
+            total_s=end - handle.submitted_s,
+            queued_s=begun - handle.submitted_s,
+            ttft_s=None if first is None else first - handle.submitted_s,
+            ms_per_token=None if per_token_s is None else 1e3 * per_token_s,
+            acceptance_length=sum(n * times for n, times in lengths.items()) / count if count else None,
+            acceptance_histogram=dict(sorted(lengths.items())),
+            stages=report_stages(chain, plan.chain[0].is_ngram) if chain else [],
+            fallbacks=self.fallbacks,
+            plan_changes=self.plan_changes,
+        )

@@ -18,7 +18,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from autopipe.core.backends.base import StageBackend
-from autopipe.core.board import Board, Slot, SparseRow
+from autopipe.core.board import Board, Slot
 from autopipe.core.chain import StageConfig
 from autopipe.core.channel import Doorbell
 from autopipe.core.gating import RunningRate, StepCosts, best_length
@@ -28,6 +28,7 @@ from autopipe.core.picker import Picker
 from autopipe.core.plan import Mode, NgramOptions, Verification, WhenShort
 from autopipe.core.stats import StageStats
 from autopipe.core.trace import TraceEvent
+from autopipe.core.verify import SparseRow
 
 MAX_CATCH_UP_ROWS = 8
 """A stage that has fallen further behind than this catches up by a prefill."""
@@ -88,6 +89,7 @@ class Stage:
     ) -> None:
         self.backend = backend
         self.costs = StepCosts()
+        self.measured = False
         self.config = StageConfig(active=False)
         self.request: StageRequest | None = None
         self.stats = StageStats()
@@ -103,6 +105,11 @@ class Stage:
         self._ngram_options: NgramOptions | None = None
         self._rate = RunningRate()
         self._prefill_ns_per_token: float | None = None
+
+    def observe_step(self, num_tokens: int, seconds: float) -> None:
+        """A forward of `num_tokens` took `seconds`: for the gate, and to tell a slow step from a hung one."""
+        self.costs.observe(num_tokens, max(seconds, 1e-9))
+        self.measured = True
 
     def configure(self, config: StageConfig) -> None:
         """Take a new place in the chain. What neighbours know of each other is found out anew."""
@@ -196,10 +203,10 @@ class Stage:
     def _choose(self, request: StageRequest) -> list[int] | None:
         """The drafts to verify now (perhaps none), or None to wait."""
         length = len(request.tokens)
-        if self._stopped(request):
-            return self._wait()
-        if self._consumer is not None and length >= self._consumer.credit:
-            return self._wait()
+        if self._stopped(request) or (self._consumer is not None and length >= self._consumer.credit):
+            if self.config.mode is Mode.LOCKSTEP:
+                self._slot.credit = 0  # whoever feeds us rests as well
+            return None
         if self.backend.length < request.prompt_length:
             return []
         room = min(self.config.verify_cap, request.end - length - 1, self.backend.max_length - length)
@@ -230,11 +237,6 @@ class Stage:
             or length > self.backend.max_length
             or (length > request.prompt_length and request.tokens[-1] in request.eos_token_ids)
         )
-
-    def _wait(self) -> None:
-        """Nothing to do here; in lockstep whoever feeds us rests as well."""
-        if self.config.mode is Mode.LOCKSTEP:
-            self._slot.credit = 0
 
     def _draft_locally(self, request: StageRequest, limit: int) -> list[int]:
         assert self._ngram is not None
@@ -307,7 +309,17 @@ class Stage:
             request.committed = len(request.tokens)
             self._emit(request, tokens, verdict.logprobs and verdict.logprobs[: len(tokens)])
         finished = time.monotonic_ns()
-        self._count(request, len(drafts), verdict.num_accepted, len(tokens), start, computed, finished, missing, prefill)
+        self._count(
+            request,
+            len(drafts),
+            verdict.num_accepted,
+            len(tokens),
+            start,
+            computed,
+            finished,
+            missing,
+            prefill,
+        )
 
     def _draft_rows(self, request: StageRequest, drafts: list[int]) -> list[SparseRow] | None:
         if self._producer is None:
@@ -325,7 +337,7 @@ class Stage:
         if prefill:
             per_token = self._prefill_ns_per_token
             return _UNKNOWN_STEP_NS if per_token is None else int(10 * per_token * num_tokens)
-        return int(10e9 * self.costs.seconds(num_tokens)) if self.costs.measured else _UNKNOWN_STEP_NS
+        return int(10e9 * self.costs.seconds(num_tokens)) if self.measured else _UNKNOWN_STEP_NS
 
     def _count(
         self,
@@ -343,7 +355,7 @@ class Stage:
         if prefill:
             self._prefill_ns_per_token = (computed - start) / missing
         else:
-            self.costs.observe(missing + num_drafts, max(seconds, 1e-9))
+            self.observe_step(missing + num_drafts, seconds)
             self._rate.observe(num_emitted, max(seconds, 1e-9))
         if prefill or missing > 1:
             stats.catch_up_s += seconds * (missing - (0 if prefill else 1)) / (missing + num_drafts)

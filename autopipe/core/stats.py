@@ -109,7 +109,18 @@ def report_stages(chain: list[StageStats], ngram_first: bool) -> list[StageRepor
         first = chain[0]
         reports.append(
             StageReport(
-                "ngram", 0, first.verified, first.accepted, _rate(first), first.verified, 0, 0.0, 0.0, 0.0, 0.0, 0
+                "ngram",
+                0,
+                first.verified,
+                first.accepted,
+                _rate(first),
+                first.verified,
+                0,
+                0.0,
+                0.0,
+                0.0,
+                0.0,
+                0,
             )
         )
     for index, stage in enumerate(chain):

@@ -15,6 +15,7 @@ import threading
 import time
 import traceback
 from collections.abc import Sequence
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from autopipe.core.board import Board
@@ -24,9 +25,9 @@ from autopipe.core.plan import StagePlan
 from autopipe.core.sampling import SamplingParams
 
 if TYPE_CHECKING:
-    import torch
-
     from autopipe.core.backends.base import StageBackend
+    from autopipe.core.noise import Float32Array
+    from autopipe.core.processors import CustomProcessor
     from autopipe.core.stage import Stage, StageRequest
 
 BEAT_S = 0.1
@@ -128,7 +129,7 @@ class Worker:
                 "choice": getattr(backend, "choice_reason", ""),
                 "load_s": loaded - started,
                 "step_ms": {n: 1e3 * self._stage.costs.seconds(n) for n in (1, 2, 4, 8)}
-                if self._stage.costs.measured
+                if self._stage.measured
                 else {},
             }
         )
@@ -190,7 +191,12 @@ class Worker:
         trace = self._stage.trace
         stats = self._stage.end()
         self._channel.send(
-            {"type": "ended", "request": request, "stats": stats.to_message(), "trace": [list(e) for e in trace or ()]}
+            {
+                "type": "ended",
+                "request": request,
+                "stats": stats.to_message(),
+                "trace": [list(e) for e in trace or ()],
+            }
         )
 
     # -- answers --------------------------------------------------------------------------------------------
@@ -203,26 +209,25 @@ class Worker:
             reason = "length"
         message: Message = {"type": "tokens", "request": request.id, "ids": tokens, "finish": reason}
         if logprobs is not None:
-            message["logprobs"] = [item.to_message() for item in logprobs]
+            message["logprobs"] = [asdict(item) for item in logprobs]
         self._channel.send(message)
 
-    def _remote_processor(self, request: int) -> Any:
+    def _remote_processor(self, request: int) -> CustomProcessor:
         """The user's logits processors live in the parent: send it the row, take the row it sends back."""
-        import torch
 
-        def process(prefix: Sequence[int], row: torch.Tensor) -> torch.Tensor:
-            shared = self._slot.logits(row.numel())
-            shared[:] = row.float().numpy()
-            self._channel.send({"type": "process", "request": request, "prefix": list(prefix), "vocab": row.numel()})
+        def process(prefix: list[int], row: Float32Array) -> Float32Array:
+            shared = self._slot.logits(row.size)
+            shared[:] = row
+            self._channel.send({"type": "process", "request": request, "prefix": prefix, "vocab": row.size})
             while True:
                 self._channel.wait()
                 message = self._channel.receive()
                 if message is None:
                     continue
                 if message["type"] == "processed":
-                    return torch.from_numpy(shared.copy())
+                    return shared.copy()
                 self._postponed.append(message)
-                if message["type"] == "end" or message["type"] == "shutdown":
+                if message["type"] in ("end", "shutdown"):
                     raise RequestCancelledError("ended while its logits were being processed")
 
         return process
@@ -231,7 +236,12 @@ class Worker:
         if not isinstance(error, AutoPipeError):
             _log.error("%s", traceback.format_exc())
         self._channel.send(
-            {"type": kind, "error": type(error).__name__, "message": str(error) or type(error).__name__, **extra}
+            {
+                "type": kind,
+                "error": type(error).__name__,
+                "message": str(error) or type(error).__name__,
+                **extra,
+            }
         )
 
 
@@ -254,7 +264,7 @@ def _measure(stage: Stage) -> None:
             break
         length, started = backend.length, time.monotonic()
         backend.forward([0] * num_tokens)
-        stage.costs.observe(num_tokens, time.monotonic() - started)
+        stage.observe_step(num_tokens, time.monotonic() - started)
         backend.rollback(length)
     backend.reset()
 

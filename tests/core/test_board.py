@@ -8,7 +8,8 @@ import threading
 import numpy as np
 import pytest
 
-from autopipe.core.board import Board, Slot, SparseRow, create_segment
+from autopipe.core.board import Board, Slot, create_segment
+from autopipe.core.verify import SparseRow
 
 
 @pytest.fixture
@@ -109,10 +110,7 @@ def test_another_process_sees_what_is_published(board: Board) -> None:
     descriptor = create_segment()
     ours = Board(descriptor)
     publish(ours.slot(3), 0, [11, 12, 13])
-    script = (
-        "from autopipe.core.board import Board\n"
-        f"print(Board({descriptor}).slot(3).read(1, 0).tokens)"
-    )
+    script = f"from autopipe.core.board import Board\nprint(Board({descriptor}).slot(3).read(1, 0).tokens)"
     seen = subprocess.run(
         [sys.executable, "-c", script], pass_fds=[descriptor], capture_output=True, text=True, check=True
     )

@@ -1,0 +1,171 @@
+"""`autopipe bench`: build the arms, run them, show the rows."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+from autopipe.bench.arms import Arm, EnginePool, PipelineArm
+from autopipe.bench.machine import describe_machine, usable_cores
+from autopipe.bench.prompts import Prompt, load_prompts
+from autopipe.bench.report import Row
+from autopipe.bench.runner import prepare_arms, run_bench
+from autopipe.bench.specs import TRANSFORMERS_ARMS, ArmSpec, arm_settings, parse_arms
+from autopipe.cli.options import PlanOptions, build_plan
+from autopipe.cli.run_command import open_pipe
+from autopipe.core.errors import ConfigError
+from autopipe.core.plan import Mode, Plan
+from autopipe.core.sampling import SamplingParams
+
+
+def bench(
+    *,
+    prompts: str,
+    compare: str,
+    repeat: int,
+    options: PlanOptions,
+    sampling: SamplingParams,
+    json_output: bool,
+) -> None:
+    """Measure the arms of `compare` on a prompt set; print a table, or one JSON object.
+
+    Raises:
+        ConfigError: a bad option, before anything is loaded.
+    """
+    if repeat < 1:
+        raise ConfigError("--repeat", repeat, "1 or more")
+    specs = parse_arms(compare)
+    prompt_set = load_prompts(prompts)
+    threads = options.threads if options.threads is not None else usable_cores()
+    base = build_plan(options)
+    plans = arm_plans(specs, options, threads)
+    with bench_session(specs, plans, base, threads) as (arms, encode):
+        ready, missing = prepare_arms(arms)
+        for name, reason in missing.items():
+            print(f"{name}: missing: {reason}", file=sys.stderr)
+        if not ready:
+            raise ConfigError("--compare", compare, "at least one arm that can run here")
+        ids = [encode(prompt) for prompt in prompt_set]
+        with progress(len(ids) * repeat * len(ready)) as advance:
+            measured = {row.name: row for row in run_bench(ready, ids, sampling, repeat=repeat, advance=advance)}
+    rows = [measured.get(spec.label, Row(spec.label)) for spec in specs]
+    if json_output:
+        machine = {**describe_machine(), "threads": threads, "missing": missing}
+        plan = base.model_dump(mode="json", exclude_none=True)
+        print(json.dumps({"rows": [row.to_dict() for row in rows], "machine": machine, "plan": plan}))
+    else:
+        from autopipe.cli import show
+
+        show.bench_rows(rows, missing)
+
+
+@contextmanager
+def bench_session(
+    specs: Sequence[ArmSpec], plans: dict[str, Plan], base: Plan, threads: int
+) -> Iterator[tuple[list[Arm], Callable[[Prompt], list[int]]]]:
+    """Arms, not loaded yet, and a function that turns a prompt into ids the same way for all of them."""
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+    from autopipe.bench.library_arms import LlamaCppArm, OpenVinoArm
+    from autopipe.bench.transformers_arms import TransformersArm, TransformersModels
+
+    pool = EnginePool(open_pipe)
+    models = TransformersModels(threads)
+    drafter = next((stage for stage in reversed(base.drafters) if not stage.is_ngram), None)
+    arms: list[Arm] = []
+    for spec in specs:
+        if spec.is_pipeline:
+            arms.append(PipelineArm(spec.label, plans[spec.label], pool))
+        elif spec.kind in TRANSFORMERS_ARMS:
+            arms.append(TransformersArm(spec.kind, base.target, models, drafter))
+        elif spec.kind == "llama.cpp":
+            arms.append(LlamaCppArm(base.target, threads))
+        else:
+            arms.append(OpenVinoArm(base.target, threads))
+
+    tokenizer: list[Any] = []
+
+    def encode(prompt: Prompt) -> list[int]:
+        if not tokenizer:
+            tokenizer.append(load_tokenizer(base))
+        return encode_prompt(prompt, tokenizer[0])
+
+    try:
+        yield arms, encode
+    finally:
+        for arm in arms:
+            arm.close()
+        models.close()
+        pool.close()
+
+
+def load_tokenizer(plan: Plan) -> Any:
+    """The target's tokenizer; for an emulated target a toy, in which bytes are tokens."""
+    if plan.target.is_emulated:
+        from autopipe.core.preflight import toy_tokenizer
+
+        return toy_tokenizer()
+    from autopipe.core.models.loading import load_tokenizer as load
+    from autopipe.core.models.spec import resolve
+
+    return load(resolve(plan.target.model, "--target"), trust_remote_code=plan.target.trust_remote_code)
+
+
+def encode_prompt(prompt: Prompt, tokenizer: Any) -> list[int]:
+    """Token ids of a prompt, as `AutoPipe.encode` makes them: messages go through the chat template.
+
+    Raises:
+        ConfigError: messages, and a tokenizer without a chat template.
+    """
+    if prompt.messages is None:
+        return [int(token) for token in tokenizer(prompt.text)["input_ids"]]
+    if not getattr(tokenizer, "chat_template", None):
+        raise ConfigError("--prompts", prompt.name, "raw prompts: this target's tokenizer has no chat template")
+    text = tokenizer.apply_chat_template(list(prompt.messages), tokenize=False, add_generation_prompt=True)
+    return [int(token) for token in tokenizer(text, add_special_tokens=False)["input_ids"]]
+
+
+def arm_plans(specs: Sequence[ArmSpec], options: PlanOptions, threads: int) -> dict[str, Plan]:
+    """The plan of each pipeline arm, by its label.
+
+    Raises:
+        ConfigError: an option or an arm's setting is not allowed.
+    """
+    return {spec.label: _plan(spec, options, threads) for spec in specs if spec.is_pipeline}
+
+
+def _plan(spec: ArmSpec, options: PlanOptions, threads: int) -> Plan:
+    """The plan of a pipeline arm. Every arm gets the same threads; stages that run at once share them."""
+    plan = build_plan(dataclasses.replace(options, **arm_settings(spec)))
+    if options.threads is not None:
+        return plan
+    neural = sum(not stage.is_ngram for stage in plan.chain)
+    share = max(1, threads // neural) if plan.mode is Mode.ASYNC else threads
+    chain = [
+        stage if stage.is_ngram or stage.threads is not None else stage.replace(threads=share) for stage in plan.chain
+    ]
+    return plan.replace(chain=chain)
+
+
+@contextmanager
+def progress(total: int) -> Iterator[Callable[[str], None]]:
+    """A progress bar on stderr; it stands still while nobody watches (stderr is no terminal)."""
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+    columns = (TextColumn("{task.description:>24}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    console = Console(stderr=True)
+    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
+        task = bar.add_task("warming up", total=total)
+        done = -1
+
+        def advance(name: str) -> None:
+            nonlocal done
+            done += 1
+            bar.update(task, completed=done, description=name)
+
+        yield advance

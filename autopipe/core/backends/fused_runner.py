@@ -1,0 +1,36 @@
+"""What computes a fused model's forward: native CPU kernels, padded torch, or CUDA graphs."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+
+import torch
+
+
+class Runner(ABC):
+    """A decoder and its KV cache. Arguments are checked by `FusedBackend`.
+
+    Attributes:
+        exact: a row's logits are bitwise the same however tokens are grouped into calls.
+        description: for cost notes, e.g. which instruction set is used.
+    """
+
+    exact: bool
+    description: str
+    weight_bytes: int
+    kv_bytes_per_token: int
+
+    @abstractmethod
+    def run(self, ids: Sequence[int], position: int, num_logits: int) -> torch.Tensor:
+        """Put `ids` at `position` and on; logits after the last `num_logits` of them, fp32 [num_logits, vocab].
+
+        What the cache holds at `position` and beyond is overwritten. The result is valid until the next call.
+        """
+
+    def set_threads(self, threads: int) -> None:  # noqa: B027 - only CPU runners have threads
+        """Compute with so many threads from now on."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Free weights and cache."""

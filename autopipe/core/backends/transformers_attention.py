@@ -1,0 +1,126 @@
+"""Attention for transformers models whose shapes AutoPipe chooses: registered with transformers as `autopipe`.
+
+It is torch's scaled_dot_product_attention with two changes. Query heads that share a key-value head are laid side
+by side as rows, so that no key is copied (transformers repeats them). And the mask is always written out when a
+forward is padded, so that the same kernel serves every forward.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.nn.functional as functional
+from transformers.masking_utils import AttentionMaskInterface, sdpa_mask
+from transformers.modeling_utils import AttentionInterface
+
+NAME = "autopipe"
+
+
+def attend(
+    module: torch.nn.Module,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attention_mask: torch.Tensor | None,
+    scaling: float | None = None,
+    softcap: float | None = None,
+    s_aux: torch.Tensor | None = None,
+    position_bias: torch.Tensor | None = None,
+    **kwargs: Any,
+) -> tuple[torch.Tensor, None]:
+    """Attention of n queries over the cache.
+
+    Args:
+        query: [1, heads, n, head_dim].
+        key, value: [1, key-value heads, keys, head_dim].
+        attention_mask: additive [1, 1, n, keys]; None: plain causal, the last query seeing all keys.
+        scaling: of the scores; None: head_dim ** -0.5.
+        softcap: scores become softcap * tanh(scores / softcap) (Gemma 2).
+        s_aux: attention sinks, [heads] (gpt-oss).
+        position_bias: added to the scores, [1, heads, n, keys].
+
+    Returns:
+        [1, n, heads, head_dim], and None for the weights.
+    """
+    _, heads, num_queries, head_dim = query.shape
+    groups = heads // key.shape[1]
+    if softcap is not None or s_aux is not None or position_bias is not None:
+        return _attend_step_by_step(query, key, value, attention_mask, scaling, softcap, s_aux, position_bias), None
+    causal = attention_mask is None and num_queries > 1
+    if groups > 1 and not causal:
+        rows = query.reshape(1, key.shape[1], groups * num_queries, head_dim)
+        mask = None
+        if attention_mask is not None:
+            num_keys = attention_mask.shape[-1]
+            mask = attention_mask[:, :, None].expand(1, 1, groups, num_queries, num_keys)
+            mask = mask.reshape(1, 1, groups * num_queries, num_keys)
+        output = functional.scaled_dot_product_attention(rows, key, value, attn_mask=mask, scale=scaling)
+        output = output.reshape(1, heads, num_queries, value.shape[-1])
+    else:
+        output = functional.scaled_dot_product_attention(
+            query, key, value, attn_mask=attention_mask, is_causal=causal, scale=scaling, enable_gqa=groups > 1
+        )
+    return output.transpose(1, 2).contiguous(), None
+
+
+def _attend_step_by_step(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attention_mask: torch.Tensor | None,
+    scaling: float | None,
+    softcap: float | None,
+    s_aux: torch.Tensor | None,
+    position_bias: torch.Tensor | None,
+) -> torch.Tensor:
+    """The variants that scaled_dot_product_attention lacks. Softmax in float32."""
+    groups = query.shape[1] // key.shape[1]
+    key, value = key.repeat_interleave(groups, dim=1), value.repeat_interleave(groups, dim=1)
+    num_queries, num_keys = query.shape[2], key.shape[2]
+    scale = query.shape[-1] ** -0.5 if scaling is None else scaling
+    scores = (query @ key.transpose(2, 3)).float() * scale  # [1, heads, n, keys]
+    if softcap is not None:
+        scores = softcap * torch.tanh(scores / softcap)
+    if position_bias is not None:
+        scores = scores + position_bias
+    if attention_mask is not None:
+        scores = scores + attention_mask
+    elif num_queries > 1:
+        hidden = torch.ones(num_queries, num_keys, dtype=torch.bool, device=scores.device)
+        scores = scores.masked_fill(hidden.triu(1 + num_keys - num_queries), float("-inf"))
+    if s_aux is not None:
+        sinks = s_aux.float().reshape(1, -1, 1, 1).expand(1, scores.shape[1], num_queries, 1)
+        scores = torch.cat([scores, sinks], dim=-1)
+    weights = torch.softmax(scores, dim=-1)[..., :num_keys].to(value.dtype)
+    return (weights @ value).transpose(1, 2).contiguous()
+
+
+def additive_mask(
+    batch_size: int,
+    q_length: int,
+    kv_length: int,
+    q_offset: int = 0,
+    kv_offset: int = 0,
+    dtype: torch.dtype = torch.float32,
+    **kwargs: Any,
+) -> torch.Tensor | None:
+    """transformers' mask as additive [1, 1, n, keys]; None only where the keys end with the last query."""
+    ends_together = q_offset + q_length == kv_offset + kv_length
+    kwargs["allow_is_causal_skip"] = kwargs.get("allow_is_causal_skip", True) and ends_together
+    mask = sdpa_mask(
+        batch_size=batch_size,
+        q_length=q_length,
+        kv_length=kv_length,
+        q_offset=q_offset,
+        kv_offset=kv_offset,
+        dtype=dtype,
+        **kwargs,
+    )
+    if mask is None:
+        return None
+    return torch.zeros(mask.shape, dtype=dtype, device=mask.device).masked_fill_(~mask, float("-inf"))
+
+
+AttentionInterface.register(NAME, attend)
+AttentionMaskInterface.register(NAME, additive_mask)

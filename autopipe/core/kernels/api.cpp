@@ -1,0 +1,162 @@
+// The C interface: thread teams, models, forwards, and plain products for tests.
+#include <cstdlib>
+#include <cstring>
+#include <new>
+
+#include "common.h"
+#include "model.h"
+#include "team.h"
+
+#if defined(__linux__)
+#include <sys/mman.h>
+#endif
+
+namespace autopipe {
+namespace {
+
+constexpr size_t kHugePage = size_t{2} << 20;
+
+size_t round_size(size_t bytes, size_t multiple) { return (bytes + multiple - 1) / multiple * multiple; }
+
+// Zeroed memory on a huge-page border, or null. Huge pages: streaming weights would otherwise miss the TLB every 4 KiB.
+void* allocate(size_t bytes) {
+    void* memory = nullptr;
+    const size_t rounded = round_size(bytes ? bytes : 1, kHugePage);
+    if (posix_memalign(&memory, kHugePage, rounded) != 0) return nullptr;
+#if defined(__linux__)
+    madvise(memory, rounded, MADV_HUGEPAGE);
+#endif
+    std::memset(memory, 0, rounded);
+    return memory;
+}
+
+void* allocate_small(size_t bytes) {
+    void* memory = nullptr;
+    const size_t rounded = round_size(bytes ? bytes : 1, 64);
+    if (posix_memalign(&memory, 64, rounded) != 0) throw std::bad_alloc();
+    std::memset(memory, 0, rounded);
+    return memory;
+}
+
+// A model ready to run on one team. The description, weights and pages belong to the caller.
+class Model {
+   public:
+    Model(const ModelDescription& description, Team& team) : model_(description), sizes_(description), team_(team) {
+        const size_t threads = team.size(), word = sizeof(float);
+        workspace_.residual = take<float>(kMaxRows * sizes_.hidden_stride * word);
+        workspace_.normed = take<void>(kMaxRows * sizes_.hidden_stride * word);
+        workspace_.normed_private = take<void>(threads * kPrivateRows * sizes_.hidden_stride * word);
+        workspace_.qkv = take<float>(kMaxRows * sizes_.qkv_stride * word);
+        workspace_.attended = take<void>(kMaxRows * sizes_.attended_stride * word);
+        workspace_.gated = take<void>(kMaxRows * sizes_.intermediate_stride * word);
+    }
+    ~Model() {
+        for (void* memory : {static_cast<void*>(workspace_.residual), workspace_.normed, workspace_.normed_private,
+                             static_cast<void*>(workspace_.qkv), workspace_.attended, workspace_.gated,
+                             static_cast<void*>(workspace_.scores)})
+            std::free(memory);
+    }
+    Model(const Model&) = delete;
+    Model& operator=(const Model&) = delete;
+
+    void forward(const Pass& pass) {
+        make_room_for_scores(pass.position + pass.rows);
+        for (int64_t done = 0; done < pass.rows; done += kMaxRows) {
+            Pass part = pass;
+            part.ids += done;
+            part.position += done;
+            part.rows = pass.rows - done < kMaxRows ? pass.rows - done : kMaxRows;
+            const int64_t first = pass.first_logit_row - done;
+            part.first_logit_row = first < 0 ? 0 : first > part.rows ? part.rows : first;
+            if (first < 0) part.logits += -first * model_.vocab;
+            ForwardJob job{&model_, &sizes_, &workspace_, part};
+            team_.run(entry(), &job);
+        }
+    }
+
+   private:
+    template <class T>
+    static T* take(size_t bytes) { return static_cast<T*>(allocate_small(bytes)); }
+
+    void make_room_for_scores(int64_t positions) {
+        const size_t needed = round_size(static_cast<size_t>(positions), 1024);
+        if (needed <= workspace_.score_stride) return;
+        std::free(workspace_.scores);
+        workspace_.scores = take<float>(team_.size() * kHeadTile * needed * sizeof(float));
+        workspace_.score_stride = needed;
+    }
+
+    Team::Job entry() const {
+#if AUTOPIPE_X86
+        switch (model_.isa) {
+            case kIsaAvx512Bf16: return forward_avx512bf16;
+            case kIsaAvx512: return forward_avx512;
+        }
+        return forward_avx2;
+#else
+        return nullptr;
+#endif
+    }
+
+    const ModelDescription model_;
+    const Sizes sizes_;
+    Team& team_;
+    Workspace workspace_{};
+};
+
+}  // namespace
+}  // namespace autopipe
+
+using autopipe::Model;
+using autopipe::Team;
+
+AUTOPIPE_API void* autopipe_allocate(size_t bytes) { return autopipe::allocate(bytes); }
+AUTOPIPE_API void autopipe_free(void* memory) { std::free(memory); }
+
+// Null when the threads cannot be started.
+AUTOPIPE_API void* autopipe_team_create(int threads) {
+    try {
+        return new Team(threads);
+    } catch (...) {
+        return nullptr;
+    }
+}
+AUTOPIPE_API void autopipe_team_destroy(void* team) { delete static_cast<Team*>(team); }
+
+// Elements of one KV page.
+AUTOPIPE_API size_t autopipe_page_elements(const autopipe::ModelDescription* description) {
+    const autopipe::Sizes sizes(*description);
+    return (sizes.key_elements + sizes.value_elements) * description->num_kv_heads * description->num_layers;
+}
+
+// Null when memory is short. The team, and all the description points to, must outlive the model.
+AUTOPIPE_API void* autopipe_model_create(const autopipe::ModelDescription* description, void* team) {
+    try {
+        return new Model(*description, *static_cast<Team*>(team));
+    } catch (...) {
+        return nullptr;
+    }
+}
+AUTOPIPE_API void autopipe_model_destroy(void* model) { delete static_cast<Model*>(model); }
+
+// 0, or 1 when memory is short. Ids and positions must be in range, and the pages must be there: Python checks.
+AUTOPIPE_API int autopipe_forward(void* model, const autopipe::Pass* pass) {
+    try {
+        static_cast<Model*>(model)->forward(*pass);
+        return 0;
+    } catch (...) {
+        return 1;
+    }
+}
+
+AUTOPIPE_API int autopipe_matmul(int isa, autopipe::MatmulJob* job, void* team) {
+#if AUTOPIPE_X86
+    Team& threads = *static_cast<Team*>(team);
+    switch (isa) {
+        case kIsaAvx512Bf16: threads.run(autopipe::matmul_avx512bf16, job); return 0;
+        case kIsaAvx512: threads.run(autopipe::matmul_avx512, job); return 0;
+        case kIsaAvx2: threads.run(autopipe::matmul_avx2, job); return 0;
+    }
+#endif
+    return 1;
+}

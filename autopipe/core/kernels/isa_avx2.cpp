@@ -1,0 +1,49 @@
+// AVX2 with FMA, bf16 weights widened to fp32.
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+
+#include "common.h"
+#include "model.h"
+#include "team.h"
+
+#if AUTOPIPE_X86
+#include <immintrin.h>
+
+// From here on only: inline functions of the headers above must stay runnable on any CPU.
+#if defined(__clang__)
+#pragma clang attribute push(__attribute__((target("avx2,fma"))), apply_to = function)
+#else
+#pragma GCC target("avx2,fma")
+#endif
+
+namespace autopipe {
+namespace {
+
+#include "simd_avx2.h"
+#include "elementwise.h"
+#include "matmul.h"
+#include "attention.h"
+#include "forward_impl.h"
+}  // namespace
+
+void forward_avx2(void* job, Team& team, int thread) {
+    if (static_cast<ForwardJob*>(job)->model->bf16)
+        forward_share<Widened>(job, team, thread);
+    else
+        forward_share<Fp32>(job, team, thread);
+}
+
+void matmul_avx2(void* job, Team& team, int thread) {
+    if (static_cast<MatmulJob*>(job)->bf16)
+        matmul_share<Widened>(job, team, thread);
+    else
+        matmul_share<Fp32>(job, team, thread);
+}
+
+}  // namespace autopipe
+
+#if defined(__clang__)
+#pragma clang attribute pop
+#endif
+#endif

@@ -1,0 +1,119 @@
+// What a forward needs: the C structs Python fills (native.py mirrors them), and the buffers kept between calls.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#include "common.h"
+
+namespace autopipe {
+
+constexpr int kLanes = 16;        // outputs of a weight block; floats of a vector
+constexpr int kMaxRows = 256;     // rows computed in one pass over the weights
+constexpr int kHeadTile = 4;      // (row, query head) pairs that share one read of the keys
+constexpr int kPrivateRows = 4;   // up to here each thread normalises all rows for itself instead of waiting
+
+constexpr int round_up(int value, int multiple) { return (value + multiple - 1) / multiple * multiple; }
+constexpr int blocks_of(int outputs) { return (outputs + kLanes - 1) / kLanes; }
+
+// Matrices are packed in blocks of 16 outputs: bf16 [outputs/16][inputs/2][16][2], fp32 [outputs/16][inputs][16], zero
+// padded. Vectors are fp32, padded with zeros to a multiple of 32.
+struct LayerWeights {
+    const void* qkv;          // rows of q, k and v, one after another
+    const void* output;       // o_proj
+    const void* gate_up;      // blocks of gate and up by turns
+    const void* down;
+    const float* input_norm;
+    const float* mlp_norm;
+    const float* q_norm;      // [head_dim] or null
+    const float* k_norm;      // [head_dim] or null
+    const float* qkv_bias;    // [outputs of qkv] or null
+};
+
+struct ModelDescription {
+    int32_t isa;              // AutopipeIsa
+    int32_t bf16;             // 1: bf16 weights and KV cache; 0: fp32
+    int32_t num_layers;
+    int32_t hidden;
+    int32_t intermediate;
+    int32_t num_heads;
+    int32_t num_kv_heads;
+    int32_t head_dim;
+    int32_t vocab;
+    int32_t page_tokens;      // positions per KV page, a multiple of 16
+    float norm_epsilon;
+    float attention_scale;
+    const LayerWeights* layers;
+    const float* final_norm;
+    const void* head;         // packed
+    const void* embedding;    // [vocab, hidden] row-major in the weights' type; null: read from `head` (tied)
+};
+
+// One call: `rows` tokens at positions position, position+1, ...
+struct Pass {
+    const int64_t* ids;
+    int64_t rows;
+    int64_t position;
+    void* const* pages;       // KV pages; page i holds positions i*page_tokens ...
+    const float* rope_cos;    // [positions, head_dim/2]
+    const float* rope_sin;
+    int64_t first_logit_row;  // logits are computed for the rows from here on
+    float* logits;            // [rows - first_logit_row, vocab]
+};
+
+struct Sizes {
+    int hidden_stride, intermediate_stride, attended, attended_stride, qkv, qkv_stride, value_blocks;
+    size_t key_elements, value_elements;  // of one page, layer and KV head
+
+    explicit Sizes(const ModelDescription& m)
+        : hidden_stride(round_up(m.hidden, 32)),
+          intermediate_stride(round_up(m.intermediate, 32)),
+          attended(m.num_heads * m.head_dim),
+          attended_stride(round_up(attended, 32)),
+          qkv((m.num_heads + 2 * m.num_kv_heads) * m.head_dim),
+          qkv_stride(round_up(qkv, 32)),
+          value_blocks(blocks_of(m.head_dim)),
+          key_elements(static_cast<size_t>(m.page_tokens) * m.head_dim),
+          value_elements(static_cast<size_t>(m.page_tokens) * value_blocks * kLanes) {}
+};
+
+// Activations. Their padding is zero from the start and stays so.
+struct Workspace {
+    float* residual;         // [rows, hidden_stride]
+    void* normed;            // [rows, hidden_stride] for all threads
+    void* normed_private;    // [threads][kPrivateRows, hidden_stride]
+    float* qkv;              // [rows, qkv_stride]
+    void* attended;          // [rows, attended_stride]
+    void* gated;             // [rows, intermediate_stride]
+    float* scores;           // [threads][kHeadTile][score_stride]
+    size_t score_stride;
+};
+
+class Team;
+
+struct ForwardJob {
+    const ModelDescription* model;
+    const Sizes* sizes;
+    const Workspace* workspace;
+    Pass pass;
+};
+
+// One thread's share of a pass of at most kMaxRows rows, by instruction set; compiled in isa_*.cpp.
+void forward_avx512bf16(void* job, Team& team, int thread);
+void forward_avx512(void* job, Team& team, int thread);
+void forward_avx2(void* job, Team& team, int thread);
+
+// Plain products for tests: out[rows, outputs] = x[rows, inputs] times packed weights.
+struct MatmulJob {
+    int32_t bf16;
+    int32_t rows, inputs, outputs;
+    const float* x;          // [rows, inputs]
+    const void* weights;     // packed
+    float* out;              // [rows, outputs]
+    void* converted;         // room for x, padded: [rows, round_up(inputs, 32)] floats, zeroed
+};
+void matmul_avx512bf16(void* job, Team& team, int thread);
+void matmul_avx512(void* job, Team& team, int thread);
+void matmul_avx2(void* job, Team& team, int thread);
+
+}  // namespace autopipe

@@ -1,0 +1,281 @@
+"""The native library's functions as Python objects: threads, memory, packed matrices, products, decoder models.
+
+Thin wrappers that own what they allocate. Values handed to the library are checked by the callers (the `fused`
+backend); structs mirror kernels/model.h.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+from collections.abc import Sequence
+from ctypes import POINTER, Structure, c_float, c_int32, c_int64, c_size_t, c_void_p
+from dataclasses import dataclass
+
+import torch
+
+from autopipe.core.errors import AutoPipeError
+from autopipe.core.kernels.loader import INSTRUCTION_SETS, instruction_set, library, reason_missing
+
+LANES = 16
+"""Outputs per block of a packed matrix."""
+
+VECTOR_PADDING = 32
+"""Norm weights and biases are padded with zeros to a multiple of this."""
+
+
+class _LayerWeights(Structure):
+    _fields_ = [
+        ("qkv", c_void_p), ("output", c_void_p), ("gate_up", c_void_p), ("down", c_void_p),
+        ("input_norm", c_void_p), ("mlp_norm", c_void_p), ("q_norm", c_void_p), ("k_norm", c_void_p),
+        ("qkv_bias", c_void_p),
+    ]  # fmt: skip
+
+
+class _ModelDescription(Structure):
+    _fields_ = [
+        ("isa", c_int32), ("bf16", c_int32), ("num_layers", c_int32), ("hidden", c_int32), ("intermediate", c_int32),
+        ("num_heads", c_int32), ("num_kv_heads", c_int32), ("head_dim", c_int32), ("vocab", c_int32),
+        ("page_tokens", c_int32), ("norm_epsilon", c_float), ("attention_scale", c_float),
+        ("layers", POINTER(_LayerWeights)), ("final_norm", c_void_p), ("head", c_void_p), ("embedding", c_void_p),
+    ]  # fmt: skip
+
+
+class _Pass(Structure):
+    _fields_ = [
+        ("ids", POINTER(c_int64)), ("rows", c_int64), ("position", c_int64), ("pages", POINTER(c_void_p)),
+        ("rope_cos", c_void_p), ("rope_sin", c_void_p), ("first_logit_row", c_int64), ("logits", c_void_p),
+    ]  # fmt: skip
+
+
+class _MatmulJob(Structure):
+    _fields_ = [
+        ("bf16", c_int32), ("rows", c_int32), ("inputs", c_int32), ("outputs", c_int32),
+        ("x", c_void_p), ("weights", c_void_p), ("out", c_void_p), ("converted", c_void_p),
+    ]  # fmt: skip
+
+
+_SIGNATURES: dict[str, tuple[type | None, list[type]]] = {
+    "autopipe_allocate": (c_void_p, [c_size_t]),
+    "autopipe_free": (None, [c_void_p]),
+    "autopipe_team_create": (c_void_p, [ctypes.c_int]),
+    "autopipe_team_destroy": (None, [c_void_p]),
+    "autopipe_page_elements": (c_size_t, [POINTER(_ModelDescription)]),
+    "autopipe_model_create": (c_void_p, [POINTER(_ModelDescription), c_void_p]),
+    "autopipe_model_destroy": (None, [c_void_p]),
+    "autopipe_forward": (ctypes.c_int, [c_void_p, POINTER(_Pass)]),
+    "autopipe_matmul": (ctypes.c_int, [ctypes.c_int, POINTER(_MatmulJob), c_void_p]),
+    "autopipe_read": (None, [c_void_p, c_size_t, c_void_p]),
+}
+
+
+def _native() -> ctypes.CDLL:
+    """The library with its signatures declared.
+
+    Raises:
+        AutoPipeError: there are no kernels to run here; see `kernels.reason_missing`.
+    """
+    native = library()
+    if native is None or instruction_set() is None:
+        raise AutoPipeError(f"native CPU kernels are not available: {reason_missing()}")
+    for name, (result, arguments) in _SIGNATURES.items():
+        function = getattr(native, name)
+        function.restype, function.argtypes = result, arguments
+    return native
+
+
+def default_threads() -> int:
+    """Cores this process may use."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
+class Memory:
+    """Zeroed memory on huge pages where the system has them; freed by `close`."""
+
+    def __init__(self, num_bytes: int) -> None:
+        self.num_bytes = num_bytes
+        self._native = _native()
+        self.address: int = self._native.autopipe_allocate(num_bytes) or 0
+        if not self.address:
+            raise MemoryError(f"no {num_bytes} bytes left for weights or KV cache")
+
+    def tensor(self, offset: int, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
+        """A view of this memory; not to be used after `close`."""
+        count = int(torch.Size(shape).numel())
+        start = self.address + offset
+        raw = (ctypes.c_uint8 * (count * dtype.itemsize)).from_address(start)
+        return torch.frombuffer(raw, dtype=dtype).view(*shape)
+
+    def close(self) -> None:
+        if self.address:
+            self._native.autopipe_free(self.address)
+            self.address = 0
+
+    def __del__(self) -> None:
+        if getattr(self, "address", 0):
+            self.close()
+
+
+class Team:
+    """Threads that run one job at a time and sleep in between."""
+
+    def __init__(self, threads: int) -> None:
+        self.threads = threads
+        self._native = _native()
+        self.handle: int = self._native.autopipe_team_create(threads) or 0
+        if not self.handle:
+            raise AutoPipeError(f"cannot start {threads} compute threads")
+
+    def close(self) -> None:
+        if self.handle:
+            self._native.autopipe_team_destroy(self.handle)
+            self.handle = 0
+
+    def __del__(self) -> None:
+        if getattr(self, "handle", 0):
+            self.close()
+
+
+def pack_matrix(weight: torch.Tensor) -> torch.Tensor:
+    """[outputs, inputs] to the kernels' layout, zero padded; bf16 or fp32 by the weight's dtype.
+
+    Returns:
+        bf16: [outputs/16, inputs/2, 16, 2]; fp32: [outputs/16, inputs, 16, 1].
+    """
+    inputs_per_step = 2 if weight.dtype == torch.bfloat16 else 1
+    outputs, inputs = weight.shape
+    padded = torch.nn.functional.pad(weight, (0, -inputs % inputs_per_step, 0, -outputs % LANES))
+    blocks = padded.view(padded.shape[0] // LANES, LANES, padded.shape[1] // inputs_per_step, inputs_per_step)
+    return blocks.permute(0, 2, 1, 3).contiguous()
+
+
+def pack_pair(gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
+    """Two matrices of one shape packed block by block by turns: gate 0, up 0, gate 1, ..."""
+    return torch.stack((pack_matrix(gate), pack_matrix(up)), dim=1).flatten(0, 1)
+
+
+def pack_vector(vector: torch.Tensor) -> torch.Tensor:
+    """fp32, padded with zeros."""
+    return torch.nn.functional.pad(vector.float(), (0, -vector.numel() % VECTOR_PADDING))
+
+
+def matmul(
+    x: torch.Tensor, packed: torch.Tensor, outputs: int, team: Team, isa: str | None = None
+) -> torch.Tensor:
+    """x [rows, inputs] fp32 times a packed matrix, as the forward does it; fp32 [rows, outputs].
+
+    `isa` is one of `available_instruction_sets()`; None: the one in use.
+    """
+    native = _native()
+    x = x.contiguous()
+    rows, inputs = x.shape
+    out = torch.empty(rows, outputs)
+    converted = torch.zeros(rows, inputs + -inputs % VECTOR_PADDING)
+    job = _MatmulJob(
+        packed.dtype == torch.bfloat16, rows, inputs, outputs,
+        x.data_ptr(), packed.data_ptr(), out.data_ptr(), converted.data_ptr(),
+    )  # fmt: skip
+    if native.autopipe_matmul(isa_number(isa), ctypes.byref(job), team.handle):
+        raise AutoPipeError(f"instruction set {isa!r} is not built in")
+    return out
+
+
+def isa_number(isa: str | None) -> int:
+    """The C interface's number of an instruction set; None: the one in use."""
+    name = isa or instruction_set()
+    return INSTRUCTION_SETS.index(name) + 1 if name else 0
+
+
+@dataclass(frozen=True)
+class LayerAddresses:
+    """Addresses of one layer's packed weights; 0: absent. See LayerWeights in model.h."""
+
+    qkv: int
+    output: int
+    gate_up: int
+    down: int
+    input_norm: int
+    mlp_norm: int
+    q_norm: int
+    k_norm: int
+    qkv_bias: int
+
+
+@dataclass(frozen=True)
+class ModelAddresses:
+    """Addresses of a model's packed weights; embedding 0: read from `head` (tied)."""
+
+    layers: tuple[LayerAddresses, ...]
+    final_norm: int
+    head: int
+    embedding: int
+
+
+@dataclass(frozen=True)
+class ModelShape:
+    """Sizes of a decoder of the Llama family; see ModelDescription in model.h."""
+
+    bf16: bool
+    hidden: int
+    intermediate: int
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    vocab: int
+    page_tokens: int
+    norm_epsilon: float
+    attention_scale: float
+
+
+class NativeModel:
+    """A decoder bound to a team. The weights behind the addresses must outlive it."""
+
+    def __init__(self, shape: ModelShape, weights: ModelAddresses, team: Team, isa: str | None = None) -> None:
+        self._native = _native()
+        self._layers = (_LayerWeights * len(weights.layers))()
+        for index, layer in enumerate(weights.layers):
+            for field, value in vars(layer).items():
+                setattr(self._layers[index], field, value or None)
+        self._description = _ModelDescription(
+            isa_number(isa), shape.bf16, len(weights.layers), shape.hidden, shape.intermediate,
+            shape.num_heads, shape.num_kv_heads, shape.head_dim, shape.vocab, shape.page_tokens,
+            shape.norm_epsilon, shape.attention_scale,
+            self._layers, weights.final_norm, weights.head, weights.embedding or None,
+        )  # fmt: skip
+        self._team = team
+        self.handle: int = self._native.autopipe_model_create(ctypes.byref(self._description), team.handle) or 0
+        if not self.handle:
+            raise MemoryError("no memory left for activations")
+
+    @property
+    def page_elements(self) -> int:
+        """Numbers in one KV page (all layers, keys and values, padding included)."""
+        return int(self._native.autopipe_page_elements(ctypes.byref(self._description)))
+
+    def forward(
+        self,
+        ids: Sequence[int],
+        position: int,
+        pages: ctypes.Array[c_void_p],
+        rope: tuple[torch.Tensor, torch.Tensor],
+        first_logit_row: int,
+        logits: torch.Tensor,
+    ) -> None:
+        """Append `ids` at `position`; write logits of the rows from first_logit_row on to `logits` [rows, vocab]."""
+        call = _Pass(
+            (c_int64 * len(ids))(*ids), len(ids), position, pages,
+            rope[0].data_ptr(), rope[1].data_ptr(), first_logit_row, logits.data_ptr(),
+        )  # fmt: skip
+        if self._native.autopipe_forward(self.handle, ctypes.byref(call)):
+            raise MemoryError("no memory left for attention scores")
+
+    def close(self) -> None:
+        if self.handle:
+            self._native.autopipe_model_destroy(self.handle)
+            self.handle = 0
+
+    def __del__(self) -> None:
+        if getattr(self, "handle", 0):
+            self.close()

@@ -1,0 +1,37 @@
+// Sixteen floats in one AVX-512 register. Included inside an isa_*.cpp, after its target pragma.
+
+constexpr int kMaxTileRows = 12;   // 12 rows x 2 blocks: 24 of 32 registers accumulate
+constexpr int kWideTileRows = 3;   // up to so many rows take 4 blocks at once, to hide the latency of fma
+constexpr int kWideBlocks = 4;
+constexpr int kBlocks = 2;
+
+struct Vec {
+    __m512 v;
+};
+
+inline Vec zero() { return {_mm512_setzero_ps()}; }
+inline Vec splat(float x) { return {_mm512_set1_ps(x)}; }
+inline Vec load(const float* p) { return {_mm512_loadu_ps(p)}; }
+inline void store(float* p, Vec a) { _mm512_storeu_ps(p, a.v); }
+inline Vec add(Vec a, Vec b) { return {_mm512_add_ps(a.v, b.v)}; }
+inline Vec sub(Vec a, Vec b) { return {_mm512_sub_ps(a.v, b.v)}; }
+inline Vec mul(Vec a, Vec b) { return {_mm512_mul_ps(a.v, b.v)}; }
+inline Vec div(Vec a, Vec b) { return {_mm512_div_ps(a.v, b.v)}; }
+inline Vec max(Vec a, Vec b) { return {_mm512_max_ps(a.v, b.v)}; }
+inline Vec min(Vec a, Vec b) { return {_mm512_min_ps(a.v, b.v)}; }
+inline Vec fma(Vec a, Vec b, Vec c) { return {_mm512_fmadd_ps(a.v, b.v, c.v)}; }
+inline Vec round_nearest(Vec a) {
+    return {_mm512_roundscale_ps(a.v, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC)};
+}
+// a * 2^n for whole n that keep the result normal.
+inline Vec scale_by_power(Vec a, Vec n) {
+    const __m512i exponent = _mm512_slli_epi32(_mm512_cvtps_epi32(n.v), 23);
+    return {_mm512_castsi512_ps(_mm512_add_epi32(_mm512_castps_si512(a.v), exponent))};
+}
+
+// The even and the odd ones of 32 bf16 numbers: a bf16 is the upper half of the float of the same value.
+inline void widen(const uint16_t* p, Vec& even, Vec& odd) {
+    const __m512i w = _mm512_loadu_si512(p);
+    even.v = _mm512_castsi512_ps(_mm512_slli_epi32(w, 16));
+    odd.v = _mm512_castsi512_ps(_mm512_and_si512(w, _mm512_set1_epi32(static_cast<int>(0xffff0000u))));
+}

@@ -1,0 +1,219 @@
+"""A learned n-gram table: what the target tends to say after a few tokens, in a memory-mapped file."""
+
+from __future__ import annotations
+
+import json
+import mmap
+from bisect import bisect_left
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from autopipe.core.errors import ConfigError, ModelLoadError
+
+FORMAT = "autopipe-ngram-1"
+MAX_TABLE_ORDER = 8
+BYTES_PER_ENTRY = 14
+
+_KEY = "ngram.table"
+_BUCKET_BITS = 3
+"""About 2^3 keys are bisected after one look at where their leading bits start."""
+_MAX_BUCKETS_BITS = 20
+_MULTIPLIER = 0x9E3779B97F4A7C15
+_MASK = 0xFFFF_FFFF_FFFF_FFFF
+_DTYPES: dict[str, tuple[str, str]] = {  # array -> safetensors dtype, memoryview format
+    "keys": ("U64", "Q"),
+    "token_ids": ("U32", "I"),
+    "counts": ("U8", "B"),
+    "shares": ("U8", "B"),
+}
+
+
+class TableMatch(NamedTuple):
+    """What the table knows of the longest context it holds.
+
+    Attributes:
+        order: length of that context in tokens.
+        token_id: its most frequent successor in the training text.
+        count: occurrences of the context, at most 255.
+        share: of these, the share followed by `token_id`, in 1/255.
+    """
+
+    order: int
+    token_id: int
+    count: int
+    share: int
+
+
+class NgramTable:
+    """Read-only map from contexts of 1 to max_order tokens to their most frequent successor.
+
+    Contexts are 64-bit hashes in ascending order, looked up by bisection, longest context first, in microseconds.
+    A loaded table stays on disk and is mapped, so processes share its pages. Two contexts of a
+    table of a million collide with a chance below 1e-7, and then a draft is wrong, never the output.
+
+    File: safetensors with `keys` u64 [n], `token_ids` u32 [n], `counts` u8 [n], `shares` u8 [n]; metadata `format`
+    and `max_order`, and what the maker added.
+    """
+
+    def __init__(
+        self,
+        keys: Sequence[int],
+        token_ids: Sequence[int],
+        counts: Sequence[int],
+        shares: Sequence[int],
+        max_order: int,
+        metadata: Mapping[str, str] | None = None,
+    ) -> None:
+        self._keys = keys
+        self._token_ids = token_ids
+        self._counts = counts
+        self._shares = shares
+        self._shift = 64 - min(max(len(keys).bit_length() - _BUCKET_BITS, 0), _MAX_BUCKETS_BITS)
+        self._bucket_ends = _bucket_ends(keys, self._shift)
+        self.max_order = max_order
+        self.metadata = dict(metadata or {})
+
+    def __len__(self) -> int:
+        return len(self._keys)
+
+    @property
+    def max_token_id(self) -> int:
+        """The largest token id it may propose (-1 if empty): must be below the target's vocabulary size."""
+        return int(np.asarray(self._token_ids).max()) if len(self) else -1
+
+    def match(self, text: Sequence[int]) -> TableMatch | None:
+        """The entry of the longest suffix of `text` in the table, or None."""
+        keys = self._keys
+        hashes = []
+        key = 0
+        for depth in range(1, min(self.max_order, len(text)) + 1):
+            key = ((key ^ text[-depth]) + depth) * _MULTIPLIER & _MASK
+            key ^= key >> 29
+            hashes.append(key)
+        for order in range(len(hashes), 0, -1):
+            key = hashes[order - 1]
+            bucket = key >> self._shift
+            end = self._bucket_ends[bucket + 1]
+            index = bisect_left(keys, key, self._bucket_ends[bucket], end)
+            if index < end and keys[index] == key:
+                return TableMatch(order, self._token_ids[index], self._counts[index], self._shares[index])
+        return None
+
+    @classmethod
+    def build(
+        cls,
+        sequences: Iterable[Sequence[int]],
+        *,
+        max_order: int = 5,
+        max_bytes: int = 8 << 20,
+        min_count: int = 2,
+        metadata: Mapping[str, str] | None = None,
+    ) -> NgramTable:
+        """Count contexts in token sequences and keep the most useful ones.
+
+        A context is worth what it says beyond its own suffix: count x KL(Bernoulli(s) || Bernoulli(s')), where s is
+        the share of its most frequent successor after it, s' the share of that same token after the context one
+        token shorter (the relative-entropy pruning of Stolcke 1998, for the one token we use).
+
+        Args:
+            sequences: token ids; no context reaches from one sequence into the next.
+            max_order: longest context, 1 to 8.
+            max_bytes: budget for the entries, 14 bytes each.
+            min_count: contexts seen less often are dropped.
+
+        Raises:
+            ConfigError: an argument out of range, or a token id outside 0 .. 2^32 - 1.
+        """
+        from autopipe.core.ngram_counting import count_contexts
+
+        if not 1 <= max_order <= MAX_TABLE_ORDER:
+            raise ConfigError("max_order", max_order, f"1 to {MAX_TABLE_ORDER}")
+        if max_bytes < BYTES_PER_ENTRY:
+            raise ConfigError("max_bytes", max_bytes, f"at least {BYTES_PER_ENTRY}")
+        if min_count < 1:
+            raise ConfigError("min_count", min_count, "at least 1")
+        arrays = count_contexts(sequences, max_order, min_count, max_bytes // BYTES_PER_ENTRY)
+        views = {name: memoryview(np.ascontiguousarray(array)).toreadonly() for name, array in arrays.items()}
+        return cls(**views, max_order=max_order, metadata=metadata)
+
+    def save(self, path: str | Path) -> None:
+        """Write the table as safetensors.
+
+        Raises:
+            ConfigError: the file cannot be written.
+        """
+        from safetensors.numpy import save_file
+
+        arrays: dict[str, npt.NDArray[Any]] = {
+            "keys": np.asarray(self._keys, dtype=np.uint64),
+            "token_ids": np.asarray(self._token_ids, dtype=np.uint32),
+            "counts": np.asarray(self._counts, dtype=np.uint8),
+            "shares": np.asarray(self._shares, dtype=np.uint8),
+        }
+        metadata = {**self.metadata, "format": FORMAT, "max_order": str(self.max_order)}
+        try:
+            save_file(arrays, str(path), metadata=metadata)
+        except OSError as error:
+            raise ConfigError(_KEY, str(path), f"a file that can be written ({error})") from None
+
+    @classmethod
+    def load(cls, path: str | Path) -> NgramTable:
+        """Map a table file into memory.
+
+        Raises:
+            ConfigError: no such file, or it cannot be read.
+            ModelLoadError: it is not an n-gram table, or it is damaged.
+        """
+        try:
+            with open(path, "rb") as file:
+                data = memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
+        except OSError as error:
+            raise ConfigError(_KEY, str(path), f"a readable n-gram table ({error})") from None
+        except ValueError:  # an empty file cannot be mapped
+            raise ModelLoadError(f"{path} is not an n-gram table: it is empty") from None
+        try:
+            return cls(**_parse(data))
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            raise ModelLoadError(
+                f"{path} is not an n-gram table, or it is damaged ({error}); make it again with `autopipe drafts ngram`"
+            ) from None
+
+
+def _bucket_ends(keys: Sequence[int], shift: int) -> list[int]:
+    """Where the keys of each bucket (equal bits above `shift`) end; a 0 first. Hashes spread evenly over buckets."""
+    buckets = np.array(keys, dtype=np.uint64) >> np.uint64(min(shift, 63))
+    if shift == 64:
+        buckets = np.zeros_like(buckets)
+    counts = np.bincount(buckets.astype(np.int64), minlength=1 << (64 - shift))
+    return [0, *np.cumsum(counts).tolist()]
+
+
+def _parse(data: memoryview) -> dict[str, Any]:
+    """Views of the arrays in a safetensors file (u64 header size, JSON header, data). ValueError if it is wrong."""
+    header_end = 8 + int.from_bytes(data[:8], "little")
+    if len(data) < 8 or header_end > len(data):
+        raise ValueError("cut short")
+    header = json.loads(bytes(data[8:header_end]))
+    metadata = header.pop("__metadata__", {})
+    if metadata.get("format") != FORMAT:
+        raise ValueError(f"format {metadata.get('format')!r} instead of {FORMAT!r}")
+    max_order = int(metadata["max_order"])
+    if not 1 <= max_order <= MAX_TABLE_ORDER:
+        raise ValueError(f"max_order {max_order}")
+    views: dict[str, Any] = {}
+    for name, (dtype, code) in _DTYPES.items():
+        start, end = header[name]["data_offsets"]
+        if header[name]["dtype"] != dtype or not 0 <= start <= end <= len(data) - header_end:
+            raise ValueError(f"wrong type or extent of {name}")
+        views[name] = data[header_end + start : header_end + end].cast(code)
+    lengths = {len(view) for view in views.values()}
+    if len(lengths) != 1:
+        raise ValueError("arrays of different lengths")
+    keys = np.frombuffer(views["keys"], dtype=np.uint64) if lengths != {0} else np.empty(0, np.uint64)
+    if not bool(np.all(keys[1:] > keys[:-1])):
+        raise ValueError("keys out of order")
+    return {**views, "max_order": max_order, "metadata": metadata}

@@ -1,0 +1,124 @@
+"""What background sampling costs: work with and without it, in turns, and the processor time of a sweep.
+
+    python scripts/telemetry_overhead.py                       # a loop that keeps every core busy
+    python scripts/telemetry_overhead.py --plan default        # generation with a plan: `default` or a YAML file
+
+Prints, with a 95% interval from resampling pairs of blocks, by how much sampling slows the work down. The noise of a
+machine is often larger than the cost; the processor time of the sampling threads bounds it from the other side.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import random
+import statistics
+import time
+from collections.abc import Callable
+from contextlib import ExitStack
+from typing import Any
+
+from autopipe.core.telemetry import Sampler, default_sources
+
+RESAMPLES = 2000
+
+
+def loop_work() -> Callable[[float], float]:
+    """Gives a function: seconds -> matrix products per second, on all cores."""
+    import torch
+
+    a, b = torch.randn(384, 384), torch.randn(384, 384)
+
+    def work(seconds: float) -> float:
+        count, begin_s = 0, time.perf_counter()
+        while (passed_s := time.perf_counter() - begin_s) < seconds:
+            torch.mm(a, b)
+            count += 1
+        return count / passed_s
+
+    return work
+
+
+def generation_work(plan: str, stack: ExitStack) -> Callable[[float], float]:
+    """Gives a function: seconds -> output tokens per second."""
+    from importlib.resources import files
+
+    from autopipe.api import AutoPipe
+
+    path = str(files("autopipe") / "plans" / "default.yaml") if plan == "default" else plan
+    pipe = stack.enter_context(AutoPipe.from_plan(path))
+
+    def work(seconds: float) -> float:
+        num_tokens, begin_s = 0, time.perf_counter()
+        while (passed_s := time.perf_counter() - begin_s) < seconds:
+            result = pipe.generate("The weather was", max_new_tokens=64)
+            num_tokens += len(result.token_ids)
+        return num_tokens / passed_s
+
+    return work
+
+
+def sweep_cost() -> dict[str, Any]:
+    """Processor and wall milliseconds of one sweep, by source, when the caches are warm."""
+    costs = {}
+    for source in default_sources():
+        try:
+            source.open()
+        except Exception as error:
+            costs[source.name] = {"problem": str(error)}
+            continue
+        processor_ms, wall_ms = [], []
+        for _ in range(20):
+            wall_s, processor_s = time.perf_counter(), time.thread_time()
+            source.read()
+            processor_ms.append(1000 * (time.thread_time() - processor_s))
+            wall_ms.append(1000 * (time.perf_counter() - wall_s))
+            time.sleep(0.1)
+        source.close()
+        costs[source.name] = {
+            "processor_ms": round(statistics.mean(processor_ms), 3),
+            "wall_ms": round(statistics.mean(wall_ms), 3),
+        }
+    return costs
+
+
+def slow_down(work: Callable[[float], float], pairs: int, block_s: float, interval_s: float) -> dict[str, Any]:
+    """Compare `pairs` of blocks with and without sampling; which comes first alternates."""
+    ratios = []
+    work(block_s)
+    for pair in range(pairs):
+        speeds = {}
+        for sampled in (pair % 2 == 0, pair % 2 == 1):
+            with ExitStack() as stack:
+                if sampled:
+                    sampler = stack.enter_context(Sampler(interval_s=interval_s))
+                    sampler.wait(10.0)
+                speeds[sampled] = work(block_s)
+        ratios.append(speeds[False] / speeds[True] - 1)
+    generator = random.Random(0)
+    resampled = sorted(statistics.median(generator.choices(ratios, k=len(ratios))) for _ in range(RESAMPLES))
+    return {
+        "slow_down": round(statistics.median(ratios), 5),
+        "slow_down_95": [round(resampled[int(RESAMPLES * share)], 5) for share in (0.025, 0.975)],
+        "pairs": pairs,
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--plan", help="measure generation with this plan, not a loop")
+    parser.add_argument("--pairs", type=int, default=30)
+    parser.add_argument("--block-s", type=float, default=1.0, help="seconds of work in a block")
+    parser.add_argument("--interval-s", type=float, default=0.25, help="sampling interval")
+    options = parser.parse_args()
+    with ExitStack() as stack:
+        work = generation_work(options.plan, stack) if options.plan else loop_work()
+        answer = slow_down(work, options.pairs, options.block_s, options.interval_s)
+    answer["work"] = f"generation with {options.plan}" if options.plan else "matrix products"
+    answer["interval_s"] = options.interval_s
+    answer["sweep"] = sweep_cost()
+    print(json.dumps(answer, indent=2))
+
+
+if __name__ == "__main__":
+    main()

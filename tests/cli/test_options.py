@@ -1,0 +1,119 @@
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from autopipe.cli.options import NGRAM_WINDOW, PlanOptions, build_plan, build_sampling
+from autopipe.core.errors import ConfigError
+from autopipe.core.plan import Dtype, Mode, Plan, Verification, WarmupKind
+from autopipe.plans import DEFAULT_PLAN_PATH
+
+
+def test_without_options_the_shipped_plan_is_used() -> None:
+    assert build_plan(PlanOptions()) == Plan.load(DEFAULT_PLAN_PATH)
+
+
+def test_a_target_alone_gets_an_ngram_drafter(tiny_folder: Path) -> None:
+    plan = build_plan(PlanOptions(target=str(tiny_folder)))
+
+    assert [stage.model for stage in plan.chain] == ["ngram", str(tiny_folder)]
+    assert plan.chain[0].window == NGRAM_WINDOW
+
+
+def test_drafters_come_in_the_order_given(tiny_folder: Path) -> None:
+    plan = build_plan(PlanOptions(drafters=("ngram", str(tiny_folder)), windows=(6, 3)))
+
+    assert [stage.model for stage in plan.chain] == ["ngram", str(tiny_folder), "smollm2-135m"]
+    assert [stage.window for stage in plan.drafters] == [6, 3]
+
+
+def test_drafter_none_leaves_the_target_alone() -> None:
+    assert len(build_plan(PlanOptions(drafters=("none",))).chain) == 1
+
+
+def test_one_window_is_for_all_drafters(tiny_folder: Path) -> None:
+    plan = build_plan(PlanOptions(drafters=("ngram", str(tiny_folder)), windows=(5,)))
+
+    assert [stage.window for stage in plan.drafters] == [5, 5]
+
+
+def test_stage_options_reach_neural_stages_only() -> None:
+    plan = build_plan(PlanOptions(dtype="fp32", threads=1))
+
+    assert (plan.target.dtype, plan.target.threads) == (Dtype.FP32, 1)
+    assert (plan.chain[0].dtype, plan.chain[0].threads) == (Dtype.AUTO, None)
+
+
+def test_pipeline_options_are_laid_over_the_plan() -> None:
+    plan = build_plan(PlanOptions(mode="plain", verification="rejection", exact=False, warmup="progressive"))
+
+    assert (plan.mode, plan.verification, plan.exact) == (Mode.PLAIN, Verification.REJECTION, False)
+    assert plan.warmup.kind is WarmupKind.PROGRESSIVE
+
+
+def test_options_override_a_plan_file_and_keep_the_rest(tmp_path: Path) -> None:
+    file = tmp_path / "plan.yaml"
+    file.write_text("mode: plain\nexact: false\nchain:\n  - {model: ngram, window: 2}\n  - {model: smollm2-135m}\n")
+
+    plan = build_plan(PlanOptions(plan=file, mode="lockstep"))
+
+    assert (plan.mode, plan.exact, plan.chain[0].window) == (Mode.LOCKSTEP, False, 2)
+
+
+@pytest.mark.parametrize(
+    ("options", "key"),
+    [
+        ({"mode": "fast"}, "--mode"),
+        ({"windows": (0,)}, "--window"),
+        ({"windows": (1, 2, 3)}, "--window"),
+        ({"dtype": "int3"}, "--dtype"),
+        ({"backend": "magic"}, "--backend"),
+        ({"threads": 0}, "--threads"),
+        ({"min_drafts": -1}, "--min-drafts"),
+        ({"verify_cap": 0}, "--verify-cap"),
+        ({"verification": "trust"}, "--verification"),
+        ({"warmup": "hot"}, "--warmup"),
+        ({"drafters": ("ngram", "none")}, "--drafter"),
+        ({"drafters": ("a/a", "b/b", "c/c", "d/d", "e/e")}, "--drafter"),
+        ({"drafters": ("",)}, "--drafter"),
+        ({"target": "missing.gguf"}, "--target"),
+        ({"plan": Path("missing.yaml")}, "--plan"),
+    ],
+)
+def test_a_bad_pipeline_option_is_named(options: dict[str, Any], key: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        build_plan(PlanOptions(**options))
+
+    assert caught.value.key == key
+
+
+def test_a_bad_key_of_a_plan_file_keeps_its_own_name(tmp_path: Path) -> None:
+    file = tmp_path / "plan.yaml"
+    file.write_text("chain:\n  - {model: smollm2-135m, windw: 3}\n")
+
+    with pytest.raises(ConfigError, match=r"chain\.0\.windw"):
+        build_plan(PlanOptions(plan=file))
+
+
+@pytest.mark.parametrize(
+    ("options", "key"),
+    [
+        ({"temperature": -1.0}, "--temperature"),
+        ({"top_p": 0.0}, "--top-p"),
+        ({"num_logprobs": 99}, "--logprobs"),
+        ({"max_new_tokens": 0}, "--max-new-tokens"),
+        ({"stop": ("",)}, "--stop"),
+        ({"max_new_tokens": 4, "min_new_tokens": 5}, "--min-new-tokens"),
+    ],
+)
+def test_a_bad_sampling_option_is_named(options: dict[str, Any], key: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        build_sampling(**options)
+
+    assert caught.value.key == key
+
+
+def test_sampling_options_that_were_not_given_stay_unset() -> None:
+    assert build_sampling(temperature=0.5, top_k=None, stop=()).model_dump(exclude_unset=True) == {"temperature": 0.5}

@@ -1,0 +1,280 @@
+"""TransformersBackend: the contract on several architectures, exactness, refusals, adapters."""
+
+from __future__ import annotations
+
+import logging
+import random
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import AutoConfig, AutoModelForCausalLM
+
+from autopipe.core.backends.conformance import CHECKS, Subject
+from autopipe.core.backends.transformers import KEY_BLOCK, Layout, TransformersBackend
+from autopipe.core.backends.transformers_cache import unfit_reason
+from autopipe.core.errors import ConfigError, UnsupportedModelError
+from autopipe.core.models import DEFAULT_MODEL
+from autopipe.core.plan import Dtype
+from tests.tiny import save_tiny, tiny_config, tiny_model
+
+ARCHITECTURES = ("llama", "mistral_sliding", "qwen2", "qwen3", "gpt2")
+
+
+def reference_of(model: Any) -> Callable[[Sequence[int]], torch.Tensor]:
+    """Logits of a whole sequence by the model itself, without a cache, with transformers' own attention."""
+    model.set_attn_implementation("sdpa")
+
+    def logits(ids: Sequence[int]) -> torch.Tensor:
+        with torch.no_grad():
+            return model(torch.tensor([list(ids)]), use_cache=False).logits[0].float()
+
+    return logits
+
+
+@pytest.mark.parametrize("check", CHECKS)
+@pytest.mark.parametrize("kind", ARCHITECTURES)
+def test_meets_the_contract(kind: str, check: str) -> None:
+    backend = TransformersBackend(own(tiny_model(kind)), check=False)
+    CHECKS[check](Subject(lambda: backend, reference_of(tiny_model(kind)), tolerance=2e-3))
+
+
+@pytest.mark.parametrize("check", CHECKS)
+def test_meets_the_contract_when_not_exact(check: str) -> None:
+    backend = TransformersBackend(own(tiny_model()), exact=False, check=False)
+    CHECKS[check](Subject(lambda: backend, reference_of(tiny_model()), tolerance=2e-3))
+
+
+@pytest.mark.parametrize("check", CHECKS)
+def test_meets_the_contract_one_token_at_a_time(check: str) -> None:
+    backend = TransformersBackend(own(tiny_model()), check=False)
+    backend.layout = Layout.SINGLE
+    CHECKS[check](Subject(lambda: backend, reference_of(tiny_model()), tolerance=2e-3))
+
+
+@pytest.mark.parametrize("check", CHECKS)
+def test_meets_the_contract_in_a_context_of_twenty_tokens(check: str) -> None:
+    backend = TransformersBackend(own(tiny_model("gpt2", n_positions=20)))
+    CHECKS[check](Subject(lambda: backend, reference_of(tiny_model("gpt2", n_positions=20)), tolerance=2e-3))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_is_exact_across_blocks_of_keys(dtype: torch.dtype) -> None:
+    backend = TransformersBackend(own(tiny_model(dtype=dtype)))
+    ids = [(31 * index) % backend.vocab_size for index in range(2 * KEY_BLOCK + 20)]
+    backend.prefill(ids[:5])
+    alone = torch.cat([backend.forward([token]) for token in ids[5:]])
+    backend.reset()
+    backend.prefill(ids[:5])
+    assert torch.equal(backend.forward(ids[5:]), alone)
+
+
+def test_slides_its_window_after_a_rollback_past_it() -> None:
+    model = own(tiny_model("mistral_sliding"))
+    backend = TransformersBackend(model)
+    reference = reference_of(tiny_model("mistral_sliding"))
+    ids = list(range(60))
+    backend.prefill(ids)
+    backend.rollback(25)
+    torch.testing.assert_close(backend.forward(ids[25:]), reference(ids)[25:], atol=2e-3, rtol=0)
+
+
+def test_greedy_text_is_that_of_generate() -> None:
+    backend = TransformersBackend(own(tiny_model()))
+    prompt = [1, 2, 3, 4, 5]
+    expected = tiny_model().generate(torch.tensor([prompt]), max_new_tokens=40, do_sample=False, eos_token_id=None)
+    ids = [int(backend.prefill(prompt).argmax())]
+    while len(ids) < 40:
+        ids.append(int(backend.forward(ids[-1:])[0].argmax()))
+    assert ids == expected[0, 5:].tolist()
+
+
+def test_returned_logits_may_be_changed_in_place() -> None:
+    backend = TransformersBackend(own(tiny_model()))
+    backend.prefill([1, 2]).add_(1)
+    backend.forward([3]).mul_(2)
+
+
+@pytest.mark.parametrize(
+    ("model_type", "options"),
+    [
+        ("mamba", {}),
+        ("recurrent_gemma", {"num_hidden_layers": 3}),
+        ("qwen3_next", {"num_hidden_layers": 4}),
+    ],
+)
+def test_recurrent_state_is_refused_with_the_reason(model_type: str, options: dict[str, Any]) -> None:
+    config = AutoConfig.for_model(model_type, **options)
+    assert unfit_reason(config) is not None or model_class(config)._is_stateful
+
+
+def test_a_recurrent_model_is_refused_at_load() -> None:
+    with pytest.raises(UnsupportedModelError, match="running state.*cannot be rolled back"):
+        TransformersBackend(tiny_model("mamba"))
+
+
+def test_a_model_that_keeps_state_outside_its_cache_is_refused() -> None:
+    model = own(tiny_model())
+    original, seen = model.forward, []
+
+    def forward(input_ids: torch.Tensor, **options: Any) -> Any:
+        output = original(input_ids, **options)
+        seen.append(0)
+        output.logits = output.logits + len(seen)
+        return output
+
+    model.forward = forward
+    with pytest.raises(UnsupportedModelError, match="after rolling back"):
+        TransformersBackend(model, exact=False)
+
+
+def test_a_mixture_of_experts_runs_exactly(caplog: pytest.LogCaptureFixture) -> None:
+    config = AutoConfig.for_model(
+        "mixtral",
+        vocab_size=320,
+        hidden_size=64,
+        intermediate_size=96,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        num_local_experts=4,
+        initializer_range=0.3,
+    )
+    torch.manual_seed(0)
+    model = own(AutoModelForCausalLM.from_config(config).to(torch.bfloat16).eval())
+    with caplog.at_level(logging.WARNING):
+        backend = TransformersBackend(model)
+    assert (backend.layout is Layout.SINGLE) == ("one token per forward" in caplog.text)
+    ids = [(31 * index) % 320 for index in range(80)]
+    backend.prefill(ids[:5])
+    alone = torch.cat([backend.forward([token]) for token in ids[5:]])
+    backend.reset()
+    backend.prefill(ids[:5])
+    assert torch.equal(torch.cat([backend.forward(ids[5:40]), backend.forward(ids[40:])]), alone)
+
+
+def test_a_model_that_cannot_be_padded_runs_one_token_at_a_time(caplog: pytest.LogCaptureFixture) -> None:
+    model = own(tiny_model())
+    original = model.forward
+
+    def forward(input_ids: torch.Tensor, **options: Any) -> Any:
+        output = original(input_ids, **options)
+        output.logits = output.logits + input_ids.float().mean()  # rows see each other
+        return output
+
+    model.forward = forward
+    with caplog.at_level(logging.WARNING):
+        backend = TransformersBackend(model)
+    assert backend.layout is Layout.SINGLE
+    assert "rows independent" in backend.choice_reason
+    assert backend.choice_reason in caplog.text
+
+
+def test_a_failing_forward_leaves_the_cache_unchanged(monkeypatch: pytest.MonkeyPatch) -> None:
+    backend = TransformersBackend(own(tiny_model()), rows=4)
+    backend.prefill([1, 2, 3])
+    expected = backend.forward([4, 5, 6, 7, 8])
+    backend.rollback(3)
+    original, calls = backend.model.forward, []
+
+    def forward(*args: Any, **options: Any) -> Any:
+        calls.append(0)
+        if len(calls) == 2:
+            raise MemoryError
+        return original(*args, **options)
+
+    monkeypatch.setattr(backend.model, "forward", forward)
+    with pytest.raises(MemoryError):
+        backend.forward([9, 10, 11, 12, 13])
+    assert backend.length == 3
+    monkeypatch.undo()
+    assert torch.equal(backend.forward([4, 5, 6, 7, 8]), expected)
+
+
+def test_dropout_is_off_and_nothing_needs_a_gradient() -> None:
+    model = own(tiny_model("gpt2", resid_pdrop=0.5)).train()
+    backend = TransformersBackend(model)
+    assert not backend.model.training
+    assert not any(parameter.requires_grad for parameter in backend.model.parameters())
+
+
+def test_loads_a_folder_in_the_dtype_asked_for(tiny_folder: Path) -> None:
+    backend = TransformersBackend(str(tiny_folder), dtype=Dtype.BF16, device="cpu")
+    assert backend.model.dtype is torch.bfloat16
+    assert backend.model.config._attn_implementation == "autopipe"
+
+
+def test_auto_dtype_is_that_of_the_checkpoint(tiny_folder: Path, tiny_bf16_folder: Path) -> None:
+    dtypes = [TransformersBackend(str(folder), device="cpu").model.dtype for folder in (tiny_folder, tiny_bf16_folder)]
+    assert dtypes == [torch.float32, torch.bfloat16]
+
+
+def test_device_map_is_passed_on(tiny_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    original, given = AutoModelForCausalLM.from_pretrained, {}
+
+    def from_pretrained(folder: Path, **options: Any) -> Any:
+        given.update(options)
+        return original(folder, **options)
+
+    monkeypatch.setattr(AutoModelForCausalLM, "from_pretrained", from_pretrained)
+    TransformersBackend(str(tiny_folder), device_map={"": "cpu"})
+    assert given["device_map"] == {"": "cpu"}
+
+
+def test_a_device_that_is_not_there_is_refused(tiny_folder: Path) -> None:
+    with pytest.raises(ConfigError, match="device: 'cuda:99'"):
+        TransformersBackend(str(tiny_folder), device="cuda:99")
+
+
+@pytest.mark.parametrize("kind", ["lora", "dora"])
+def test_an_adapter_gives_what_peft_gives(kind: str, tmp_path: Path) -> None:
+    peft = pytest.importorskip("peft")
+    base = save_tiny(tmp_path / "base")
+    options = peft.LoraConfig(r=4, lora_alpha=16, target_modules=["q_proj", "down_proj"], use_dora=kind == "dora",
+                              lora_dropout=0.5, init_lora_weights=False)
+    tuned = peft.get_peft_model(tiny_model(), options)
+    tuned.save_pretrained(tmp_path / "adapter")
+    ids = list(range(20))
+    with torch.no_grad():
+        expected = tuned.eval()(torch.tensor([ids]), use_cache=False).logits[0]
+    backend = TransformersBackend(str(base), adapter=str(tmp_path / "adapter"), device="cpu")
+    torch.testing.assert_close(backend.forward(ids), expected, atol=2e-3, rtol=1e-3)
+
+
+@pytest.mark.real_model
+@pytest.mark.parametrize("dtype", [Dtype.BF16, Dtype.FP32])
+def test_the_default_model_is_exact_over_200_tokens(dtype: Dtype) -> None:
+    backend = TransformersBackend(DEFAULT_MODEL, dtype=dtype, device="cpu")
+    assert backend.layout is Layout.PADDED
+    draw = random.Random(0)
+    ids = [draw.randrange(backend.vocab_size) for _ in range(240)]
+    backend.prefill(ids[:40])
+    alone = torch.cat([backend.forward([token]) for token in ids[40:]])
+    backend.rollback(40)
+    rows: list[torch.Tensor] = []
+    while len(rows) < 200:
+        right = ids[40 + len(rows) : 40 + len(rows) + draw.randint(1, 8)]
+        wrong = [draw.randrange(backend.vocab_size) for _ in range(draw.randint(0, 3))]
+        rows += list(backend.forward([*right, *wrong])[: len(right)])
+        backend.rollback(40 + len(rows))
+    assert torch.equal(torch.stack(rows), alone)
+
+
+def own(model: Any) -> Any:
+    """The model with AutoPipe's attention, as loading gives it."""
+    from autopipe.core.backends.transformers_loading import use_own_attention
+
+    use_own_attention(model)
+    return model
+
+
+def model_class(config: Any) -> Any:
+    from transformers import MODEL_FOR_CAUSAL_LM_MAPPING
+
+    return MODEL_FOR_CAUSAL_LM_MAPPING[type(config)]
+
+
+def test_tiny_configs_fit_except_the_recurrent_one() -> None:
+    assert {kind for kind in (*ARCHITECTURES, "mamba") if unfit_reason(tiny_config(kind))} == {"mamba"}
