@@ -3,8 +3,9 @@
     python scripts/telemetry_overhead.py                       # a loop that keeps every core busy
     python scripts/telemetry_overhead.py --plan default        # generation with a plan: `default` or a YAML file
 
-Prints, with a 95% interval from resampling pairs of blocks, by how much sampling slows the work down. The noise of a
-machine is often larger than the cost; the processor time of the sampling threads bounds it from the other side.
+Prints, with a 95% interval from resampling pairs of blocks, by how much sampling slows the work down. One
+sampling costs less than most machines' noise, so each sweep reads its sources many times over (--amplify), and the
+result is divided by that; the processor time of a sweep is a second, independent figure.
 """
 
 from __future__ import annotations
@@ -18,9 +19,32 @@ from collections.abc import Callable
 from contextlib import ExitStack
 from typing import Any
 
-from autopipe.core.telemetry import Sampler, default_sources
+from autopipe.core.telemetry import DeviceSnapshot, Sampler, TelemetrySource, default_sources
 
 RESAMPLES = 2000
+
+
+class Amplified(TelemetrySource):
+    """Reads another source many times in one sweep."""
+
+    def __init__(self, source: TelemetrySource, times: int) -> None:
+        self._source = source
+        self._times = times
+
+    @property
+    def name(self) -> str:
+        return self._source.name
+
+    def open(self) -> None:
+        self._source.open()
+
+    def close(self) -> None:
+        self._source.close()
+
+    def read(self) -> tuple[DeviceSnapshot, ...]:
+        for _ in range(self._times - 1):
+            self._source.read()
+        return self._source.read()
 
 
 def loop_work() -> Callable[[float], float]:
@@ -51,7 +75,7 @@ def generation_work(plan: str, stack: ExitStack) -> Callable[[float], float]:
     def work(seconds: float) -> float:
         num_tokens, begin_s = 0, time.perf_counter()
         while (passed_s := time.perf_counter() - begin_s) < seconds:
-            result = pipe.generate("The weather was", max_new_tokens=64)
+            result = pipe.generate("The weather was", min_new_tokens=64, max_new_tokens=64)
             num_tokens += len(result.token_ids)
         return num_tokens / passed_s
 
@@ -82,7 +106,9 @@ def sweep_cost() -> dict[str, Any]:
     return costs
 
 
-def slow_down(work: Callable[[float], float], pairs: int, block_s: float, interval_s: float) -> dict[str, Any]:
+def slow_down(
+    work: Callable[[float], float], pairs: int, block_s: float, interval_s: float, amplify: int
+) -> dict[str, Any]:
     """Compare `pairs` of blocks with and without sampling; which comes first alternates."""
     ratios = []
     work(block_s)
@@ -91,16 +117,18 @@ def slow_down(work: Callable[[float], float], pairs: int, block_s: float, interv
         for sampled in (pair % 2 == 0, pair % 2 == 1):
             with ExitStack() as stack:
                 if sampled:
-                    sampler = stack.enter_context(Sampler(interval_s=interval_s))
+                    sources = [Amplified(source, amplify) for source in default_sources()]
+                    sampler = stack.enter_context(Sampler(sources, interval_s=interval_s, cpu_budget=1.0))
                     sampler.wait(10.0)
                 speeds[sampled] = work(block_s)
         ratios.append(speeds[False] / speeds[True] - 1)
     generator = random.Random(0)
     resampled = sorted(statistics.median(generator.choices(ratios, k=len(ratios))) for _ in range(RESAMPLES))
     return {
-        "slow_down": round(statistics.median(ratios), 5),
-        "slow_down_95": [round(resampled[int(RESAMPLES * share)], 5) for share in (0.025, 0.975)],
+        "slow_down": round(statistics.median(ratios) / amplify, 6),
+        "slow_down_95": [round(resampled[int(RESAMPLES * share)] / amplify, 6) for share in (0.025, 0.975)],
         "pairs": pairs,
+        "amplified": amplify,
     }
 
 
@@ -110,10 +138,11 @@ def main() -> None:
     parser.add_argument("--pairs", type=int, default=30)
     parser.add_argument("--block-s", type=float, default=1.0, help="seconds of work in a block")
     parser.add_argument("--interval-s", type=float, default=0.25, help="sampling interval")
+    parser.add_argument("--amplify", type=int, default=50, help="readings in one sweep")
     options = parser.parse_args()
     with ExitStack() as stack:
         work = generation_work(options.plan, stack) if options.plan else loop_work()
-        answer = slow_down(work, options.pairs, options.block_s, options.interval_s)
+        answer = slow_down(work, options.pairs, options.block_s, options.interval_s, options.amplify)
     answer["work"] = f"generation with {options.plan}" if options.plan else "matrix products"
     answer["interval_s"] = options.interval_s
     answer["sweep"] = sweep_cost()

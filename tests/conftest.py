@@ -8,10 +8,10 @@ from pathlib import Path
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
-import pytest  # noqa: E402
-import torch  # noqa: E402
+import pytest
+import torch
 
-from tests.tiny import save_tiny  # noqa: E402
+from tests.tiny import save_tiny
 
 
 @pytest.fixture(scope="session")

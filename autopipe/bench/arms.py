@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -99,5 +99,7 @@ class PipelineArm(Arm):
         result = self.engine().generate(input_ids=list(ids), max_new_tokens=1, num_logprobs=2)
         if not result.logprobs:
             return None
-        best = sorted((logprob for _, logprob in top_logprobs(result.logprobs[0])), reverse=True)
-        return best[0] - best[1]
+        entry: Any = result.logprobs[0]
+        top = entry["top"] if isinstance(entry, Mapping) else entry.top
+        best, second = (float(logprob) for _, logprob in top)
+        return best - second

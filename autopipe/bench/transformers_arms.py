@@ -32,6 +32,7 @@ class TransformersModels:
         key = repr(stage.identity())
         if key not in self._models:
             transformers.utils.logging.set_verbosity_error()
+            transformers.utils.logging.disable_progress_bar()
             source = resolve(stage.model)
             device = "cpu" if stage.device == "auto" and not torch.cuda.is_available() else stage.device
             device = "cuda" if device == "auto" else device

@@ -147,6 +147,6 @@ class NgramDrafter:
             classes = own_classes(own.order, own.successors, recent, table and table.token_id)
             proposals.append(_Proposal(own.successors[-1], classes))
         if table is not None:
-            classes = table_classes(table, recent, own and own.successors[-1])
+            classes = table_classes(table, own and own.successors[-1])
             proposals.append(_Proposal(table.token_id, classes))
         return proposals

@@ -9,14 +9,13 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 import numpy as np
-import torch
 
 from autopipe.core.errors import ConfigError
 from autopipe.core.noise import Float32Array
 from autopipe.core.sampling import SamplingParams
 from autopipe.core.token_counts import TokenCounts
 
-CustomProcessor = Callable[[Sequence[int], torch.Tensor], torch.Tensor]
+CustomProcessor = Callable[[list[int], Float32Array], Float32Array]
 """(all token ids so far, scores float32 [vocab]) -> scores float32 [vocab]; may work in place."""
 
 
@@ -110,7 +109,7 @@ class RowEditor:
 
 
 def _customised(custom: CustomProcessor, scores: Float32Array, tokens: list[int]) -> Float32Array:
-    result = custom(tokens, torch.from_numpy(scores))
-    if tuple(result.shape) != scores.shape:
-        raise ConfigError("logits_processor", tuple(result.shape), f"a result of shape {scores.shape}")
-    return np.ascontiguousarray(result.detach().to("cpu", torch.float32).numpy())
+    result = np.asarray(custom(tokens, scores))
+    if result.shape != scores.shape:
+        raise ConfigError("logits_processor", result.shape, f"a result of shape {scores.shape}")
+    return np.ascontiguousarray(result, dtype=np.float32)

@@ -126,3 +126,7 @@ def test_unchanged_beyond_either_sequence_is_an_error(unchanged):
     drafter = drafter_with([1, 2, 3])
     with pytest.raises(ConfigError, match="unchanged"):
         drafter.sync([1, 2], unchanged)
+
+
+def test_a_very_long_streak_of_success_stays_in_range():
+    assert drafter_with([1, 2] * 1000).draft(64).token_ids == [1, 2] * 32

@@ -7,7 +7,7 @@ import pytest
 
 from autopipe.core import noise
 from autopipe.core.kernels import library
-from autopipe.core.noise import Purpose, gumbel, gumbel_argmax, kernel_gumbel, row_key, uniform
+from autopipe.core.noise import Purpose, gumbel, gumbel_argmax, gumbel_reference, row_key, uniform
 
 IDS = np.arange(49_152)
 needs_kernels = pytest.mark.skipif(library() is None, reason="the native library is not built")
@@ -27,13 +27,14 @@ def uniformity(values: np.ndarray, cells: int = 64) -> float:
 @needs_kernels
 @pytest.mark.parametrize(("seed", "position"), [(0, 0), (1, 7), (2**63 - 1, 10**6)])
 def test_kernel_and_numpy_give_the_same_bits(seed: int, position: int) -> None:
-    ours = gumbel(seed, position, IDS)
-    assert np.array_equal(kernel_gumbel(library(), row_key(seed, position), len(IDS)), ours)
+    some = np.random.default_rng(0).permutation(IDS)[:10_001]
+    for ids in (IDS, some, IDS[::-1]):
+        assert np.array_equal(gumbel(seed, position, ids), gumbel_reference(seed, position, ids))
 
 
 @needs_kernels
-def test_the_kernel_is_in_use_where_it_is_built() -> None:
-    assert noise._argmax_kernel() is not None
+def test_the_kernels_are_in_use_where_they_are_built() -> None:
+    assert noise._kernels() is not None
 
 
 @pytest.mark.parametrize("size", [1, 15, 16, 17, 1023, 1024, 1025, 49_152])
@@ -53,7 +54,7 @@ def test_argmax_ignores_barred_tokens() -> None:
 def test_argmax_serves_from_numpy_without_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
     scores = np.random.default_rng(0).normal(size=2000).astype(np.float32)
     with_kernel = [gumbel_argmax(scores, 3, position) for position in range(20)]
-    monkeypatch.setattr(noise, "_argmax_kernel", lambda: None)
+    monkeypatch.setattr(noise, "_kernels", lambda: None)
     assert [gumbel_argmax(scores, 3, position) for position in range(20)] == with_kernel
 
 
@@ -66,7 +67,10 @@ def test_noise_is_within_rounding_of_the_exact_double_logarithm() -> None:
     key = np.uint64(row_key(8, 8))
     bits = noise._mix_array(IDS.astype(np.uint64) * np.uint64(noise._GAMMA) + key)
     v = (bits >> np.uint64(17)).astype(np.float64) * 2.0**-47 + 2.0**-48
-    assert np.allclose(gumbel(8, 8, IDS), -np.log(-np.log1p(-v)), rtol=1e-6, atol=2e-6)
+    exact = -np.log(-np.log1p(-v))
+    upper = v < 0.99  # beyond, float32 cannot hold v better than to 6e-8, and the noise is below -1.5
+    assert np.allclose(gumbel(8, 8, IDS)[upper], exact[upper], rtol=0, atol=3e-6)
+    assert np.allclose(gumbel(8, 8, IDS), exact, rtol=0, atol=2e-3)
 
 
 def test_extreme_bits_give_finite_noise() -> None:

@@ -47,6 +47,8 @@ class StageBackend(ABC):
     max_length: int
     """Longest sequence in tokens."""
     exact: bool
+    choice_reason: str = ""
+    """Why this backend was chosen for the stage, and what it had to do for exactness, in words."""
 
     @property
     @abstractmethod

@@ -81,7 +81,11 @@ def fresh_backend_is_empty(subject: Subject) -> None:
     check = "fresh_backend_is_empty"
     backend = subject.backend()
     _require(check, backend.length == 0, f"length is {backend.length} before any token")
-    _require(check, backend.vocab_size > 0 and backend.max_length > 0, "vocab_size and max_length are to be positive")
+    _require(
+        check,
+        backend.vocab_size > 0 and backend.max_length > 0,
+        "vocab_size and max_length are to be positive",
+    )
     prompt, _ = subject.ids(backend)
     backend.prefill(prompt)
     backend.reset()
@@ -93,7 +97,7 @@ def logits_have_the_right_form(subject: Subject) -> None:
     check = "logits_have_the_right_form"
     backend = subject.backend()
     prompt, text = subject.ids(backend)
-    calls = [(prompt, backend.prefill, (backend.vocab_size,))]
+    calls: list[tuple[list[int], ReferenceLogits, tuple[int, ...]]] = [(prompt, backend.prefill, (backend.vocab_size,))]
     calls += [(group, backend.forward, (len(group), backend.vocab_size)) for group in _split(text, [1, 3, 5])]
     for ids, call, shape in calls:
         before = backend.length
@@ -334,7 +338,8 @@ def _continued(subject: Subject, prompt: Sequence[int], text: Sequence[int]) -> 
 
 def _split(ids: Sequence[int], sizes: Sequence[int]) -> list[list[int]]:
     """Cut `ids` into groups of these sizes, over and over."""
-    groups, start = [], 0
+    groups: list[list[int]] = []
+    start = 0
     while start < len(ids):
         size = sizes[len(groups) % len(sizes)]
         groups.append(list(ids[start : start + size]))
@@ -356,21 +361,16 @@ def _require_same(check: str, rows: torch.Tensor, expected: torch.Tensor, after:
     raise ConformanceError(check, f"after {after}: logits are not bitwise the same, but differ by {difference:.3g}")
 
 
-def _require_close(
-    check: str, subject: Subject, rows: torch.Tensor, expected: torch.Tensor, after: str
-) -> None:
+def _require_close(check: str, subject: Subject, rows: torch.Tensor, expected: torch.Tensor, after: str) -> None:
     if rows.shape != expected.shape:
         raise ConformanceError(check, f"after {after}: shape {tuple(rows.shape)}, not {tuple(expected.shape)}")
     difference = (rows - expected).abs().max().item()
     if not difference <= subject.tolerance:  # also catches nan
-        raise ConformanceError(
-            check, f"after {after}: logits differ from the expected by {difference:.3g}, more than {subject.tolerance:.3g}"
-        )
+        found = f"logits differ from the expected by {difference:.3g}, more than {subject.tolerance:.3g}"
+        raise ConformanceError(check, f"after {after}: {found}")
 
 
-def _require_error(
-    check: str, kind: type[AutoPipeError], call: Callable[[], object], what: str
-) -> None:
+def _require_error(check: str, kind: type[AutoPipeError], call: Callable[[], object], what: str) -> None:
     try:
         call()
     except kind:

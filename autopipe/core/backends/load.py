@@ -1,4 +1,4 @@
-"""From a stage of a plan to its backend: a cheap check in the engine's process, the loading in the worker's."""
+"""From a stage of a plan to its backend: a cheap check in the engine's process, loading in the worker's."""
 
 from __future__ import annotations
 
@@ -62,9 +62,7 @@ def check_stage(stage: StagePlan, key: str = "model", *, progress: Progress | No
     """
     if stage.emulated is not None:
         spec = stage.emulated
-        return StageInfo(
-            stage.model, BackendName.EMULATED, "emulated", "", "", spec.vocab_size, spec.max_length, ()
-        )
+        return StageInfo(stage.model, BackendName.EMULATED, "emulated", "", "", spec.vocab_size, spec.max_length, ())
     if stage.is_ngram:
         raise ConfigError(key, stage.model, "a model; an n-gram is not loaded but built where it is used")
     source = resolve(stage.model, key)
@@ -113,7 +111,6 @@ def load_backend(
     weight_files(source, progress)
     config = load_config(source, trust_remote_code=stage.trust_remote_code)
     choice = _choose(stage, source, config, "model")
-    _logger.info("%s: %s backend, %s on %s: %s", name, choice.backend.value, choice.dtype, choice.device, choice.reason)
     if choice.backend is BackendName.FUSED:
         from autopipe.core.backends.fused import FusedBackend
 

@@ -1,8 +1,8 @@
-"""Attention for transformers models whose shapes AutoPipe chooses: registered with transformers as `autopipe`.
+"""Attention for transformers models whose shapes AutoPipe chooses; transformers knows it as `autopipe`.
 
-It is torch's scaled_dot_product_attention with two changes. Query heads that share a key-value head are laid side
-by side as rows, so that no key is copied (transformers repeats them). And the mask is always written out when a
-forward is padded, so that the same kernel serves every forward.
+It is torch's scaled_dot_product_attention with two changes. Query heads that share a key-value head are laid
+side by side as rows, so that no key is copied (transformers repeats them). And the mask is always written out when
+a forward is padded, so that the same kernel serves every forward.
 """
 
 from __future__ import annotations
@@ -46,7 +46,8 @@ def attend(
     _, heads, num_queries, head_dim = query.shape
     groups = heads // key.shape[1]
     if softcap is not None or s_aux is not None or position_bias is not None:
-        return _attend_step_by_step(query, key, value, attention_mask, scaling, softcap, s_aux, position_bias), None
+        stepwise = (query, key, value, attention_mask, scaling, softcap, s_aux, position_bias)
+        return _attend_step_by_step(*stepwise), None
     causal = attention_mask is None and num_queries > 1
     if groups > 1 and not causal:
         rows = query.reshape(1, key.shape[1], groups * num_queries, head_dim)
@@ -59,7 +60,7 @@ def attend(
         output = output.reshape(1, heads, num_queries, value.shape[-1])
     else:
         output = functional.scaled_dot_product_attention(
-            query, key, value, attn_mask=attention_mask, is_causal=causal, scale=scaling, enable_gqa=groups > 1
+            query, key, value, attention_mask, is_causal=causal, scale=scaling, enable_gqa=groups > 1
         )
     return output.transpose(1, 2).contiguous(), None
 

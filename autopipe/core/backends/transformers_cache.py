@@ -41,7 +41,10 @@ class RollbackLayer(DynamicLayer):  # type: ignore[misc]
 
     def __init__(self, step: Step, sliding_window: int | None = None) -> None:
         super().__init__()
-        self.is_sliding = sliding_window is not None
+        self.keys: Any = None
+        self.values: Any = None
+        self.is_initialized: bool = False
+        self.is_sliding: bool = sliding_window is not None
         self.sliding_window = sliding_window
         self._step = step
         self._length = 0

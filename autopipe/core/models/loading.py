@@ -56,16 +56,15 @@ def _hub_folder(source: ModelSource, patterns: list[str], progress: Progress | N
         folder = Path(snapshot_download(source.location, allow_patterns=patterns))
     except (HfHubHTTPError, LocalEntryNotFoundError, OSError, ValueError) as error:
         reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
-        raise ConfigError(source.key, str(source), f"{ALLOWED}; as a hub id it cannot be found ({reason})") from None
+        allowed = f"{ALLOWED}; as a hub id it cannot be found ({reason})"
+        raise ConfigError(source.key, str(source), allowed) from None
     wanted = source.gguf_file or "config.json"
     if not (folder / wanted).is_file():
         raise ConfigError(source.key, str(source), f"a hub repository with {wanted}")
     return folder
 
 
-def load_config(
-    source: ModelSource, *, trust_remote_code: bool = False, progress: Progress | None = None
-) -> Any:
+def load_config(source: ModelSource, *, trust_remote_code: bool = False, progress: Progress | None = None) -> Any:
     """The model's transformers config (`PreTrainedConfig`).
 
     Raises:
@@ -80,9 +79,7 @@ def load_config(
         raise ModelLoadError(f"{source.key}: the config of {source} cannot be read: {error}") from error
 
 
-def load_tokenizer(
-    source: ModelSource, *, trust_remote_code: bool = False, progress: Progress | None = None
-) -> Any:
+def load_tokenizer(source: ModelSource, *, trust_remote_code: bool = False, progress: Progress | None = None) -> Any:
     """The model's tokenizer, chat template included.
 
     Raises:
@@ -135,15 +132,15 @@ def stored_dtype(source: ModelSource) -> torch.dtype:
                 sizes[part.get_dtype()] += count
     most = sizes.most_common(1)[0][0] if sizes else "none"
     if most not in names:
-        raise ModelLoadError(f"{source.key}: weights of {source} are stored as {most}; supported: F32, BF16, F16")
+        raise ModelLoadError(f"{source.key}: {source} is stored as {most}; supported: F32, BF16, F16")
     return names[most]
 
 
 def choose_dtype(dtype: Dtype, source: ModelSource, device: str = "cpu") -> torch.dtype:
     """The dtype to compute in.
 
-    `auto` on a CPU: bf16 when the weights are stored in bf16 or fp16 (fp16 arithmetic is slow and overflows easily
-    there), else fp32. `auto` elsewhere: the dtype the weights are stored in.
+    `auto` on a CPU: bf16 when the weights are stored in bf16 or fp16 (fp16 is slow there and overflows easily),
+    else fp32. `auto` elsewhere: the dtype the weights are stored in.
     """
     import torch
 
@@ -173,8 +170,8 @@ def weight_files(source: ModelSource, progress: Progress | None = None) -> list[
     pickled = sorted(file.name for pattern in ("*.bin", "*.pt", "*.pth") for file in folder.glob(pattern))
     if pickled:
         raise ModelLoadError(
-            f"{source.key}: {source} holds its weights as pickle ({', '.join(pickled[:3])}), which can run code when "
-            "read and is refused; save the model again with save_pretrained, which writes safetensors"
+            f"{source.key}: {source} holds its weights as pickle ({', '.join(pickled[:3])}), which can run code "
+            "when read and is refused; save the model again with save_pretrained, which writes safetensors"
         )
     raise ModelLoadError(f"{source.key}: {source} holds no model.safetensors")
 

@@ -35,7 +35,7 @@ class ModelSource:
 
     Attributes:
         kind: where it comes from.
-        location: absolute folder, hub id, or the absolute path of a GGUF file; the registry name for `DEFAULT`.
+        location: absolute folder, hub id, or absolute path of a GGUF file; for `DEFAULT` the name.
         gguf_file: name of the GGUF file in the hub repository, for `GGUF_HUB`.
         name: short, for display.
         key: the user's key the spec came from; errors name it.
@@ -55,7 +55,7 @@ def resolve(model: str, key: str = "model") -> ModelSource:
     """Say where a model is to be found. Looks at the local disk only, and is fast.
 
     Args:
-        model: a name in `REGISTRY`, folder, hub id, `FILE.gguf`, or `REPO:FILE.gguf` (REPO a hub id or a folder).
+        model: a name in `REGISTRY`, folder, hub id, `FILE.gguf`, or `REPO:FILE.gguf` (REPO: hub id or folder).
         key: the user's key, for error messages.
 
     Raises:
@@ -84,7 +84,7 @@ def _gguf(model: str, path: Path, key: str) -> ModelSource:
     if not colon:
         raise ConfigError(key, model, "an existing .gguf file, or `REPO:FILE.gguf`; there is no such file")
     folder = Path(repo).expanduser()
-    if folder.is_dir():
+    if repo and folder.is_dir():
         if not (folder / file).is_file():
             raise ConfigError(key, model, f"a .gguf file in the folder {repo}; it has no {file}")
         return ModelSource(SourceKind.GGUF_FILE, str((folder / file).resolve()), Path(file).stem, key=key)

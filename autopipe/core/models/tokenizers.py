@@ -27,17 +27,18 @@ def require_same_tokenizer(target: Any, drafter: Any, target_name: str = "", dra
     ours, theirs = target.get_vocab(), drafter.get_vocab()
     if ours == theirs:
         return
-    names = [target_name or target.name_or_path or "target", drafter_name or drafter.name_or_path or "drafter"]
-    by_id = ({index: token for token, index in ours.items()}, {index: token for token, index in theirs.items()})
-    different = sorted(
-        index for index in by_id[0].keys() | by_id[1].keys() if by_id[0].get(index) != by_id[1].get(index)
-    )
+    our_name = target_name or target.name_or_path or "target"
+    their_name = drafter_name or drafter.name_or_path or "drafter"
+    our_tokens = {index: token for token, index in ours.items()}
+    their_tokens = {index: token for token, index in theirs.items()}
+    every = sorted(our_tokens.keys() | their_tokens.keys())
+    different = [index for index in every if our_tokens.get(index) != their_tokens.get(index)]
     examples = "; ".join(
-        f"id {index} is {_shown(by_id[0], index)} and {_shown(by_id[1], index)}" for index in different[:_SHOWN]
+        f"id {index} is {_shown(our_tokens, index)} and {_shown(their_tokens, index)}" for index in different[:_SHOWN]
     )
     raise TokenizerMismatchError(
-        f"the tokenizers of {names[0]!r} (target, {len(ours)} tokens) and {names[1]!r} (drafter, {len(theirs)} tokens) "
-        f"differ in {len(different)} ids: {examples}. Choose a drafter with the target's tokenizer"
+        f"the tokenizers of {our_name!r} (target, {len(ours)} tokens) and {their_name!r} (drafter, {len(theirs)} "
+        f"tokens) differ in {len(different)} ids: {examples}. Choose a drafter with the target's tokenizer"
     )
 
 

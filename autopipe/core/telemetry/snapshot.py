@@ -47,8 +47,8 @@ class DeviceInfo:
 
     Attributes:
         id: unique and stable: `cpu`, or a GPU's UUID (`GPU-…`, `MIG-…`).
-        ordinal: CUDA's number (`cuda:ordinal`) under CUDA_VISIBLE_DEVICES; None when CUDA does not see the
-        device. parent_id: of a MIG device, the UUID of its GPU.
+        ordinal: CUDA's number (`cuda:ordinal`) under CUDA_VISIBLE_DEVICES; None when CUDA does not see the device.
+        parent_id: of a MIG device, the UUID of its GPU.
     """
 
     id: str
@@ -72,7 +72,7 @@ class EnergyCounter:
     Attributes:
         total_j: joules since some moment in the past; never falls, wrap-around is already undone.
         epoch: grows when the total lost its thread (counter reset, a gap); totals of two epochs are not
-        comparable.
+            comparable.
     """
 
     total_j: float

@@ -23,8 +23,9 @@ def simulate_command(
     prompt_tokens: int = 64,
     output_tokens: int = 512,
     seed: int = 0,
+    overhead_s: float = 0.0,
 ) -> dict[str, Any]:
-    """Simulate a plan, and plain decoding of the same requests.
+    """Simulate a plan, and plain decoding of the same requests; arguments as for `chain_from_plan`.
 
     Returns:
         JSON-ready: {plan: {tokens, total_s, ttft_s, ms_per_token, acceptance_length, stages: [...]}, plain:
@@ -34,7 +35,12 @@ def simulate_command(
         ConfigError: the plan needs measurements that are missing, or a count below 1.
     """
     chain = chain_from_plan(
-        plan, measured, contention=contention, prompt_tokens=prompt_tokens, output_tokens=output_tokens
+        plan,
+        measured,
+        contention=contention,
+        prompt_tokens=prompt_tokens,
+        output_tokens=output_tokens,
+        overhead_s=overhead_s,
     )
     requests = [SimRequest(output_tokens, prompt_tokens)] * num_requests
     pipeline = simulate(chain, requests, seed=seed)

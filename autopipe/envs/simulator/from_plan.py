@@ -22,6 +22,7 @@ def chain_from_plan(
     contention: Mapping[tuple[str, str], float] | None = None,
     prompt_tokens: int = 1,
     output_tokens: int = 512,
+    overhead_s: float = 0.0,
 ) -> SimChain:
     """The simulated chain of a plan.
 
@@ -34,6 +35,8 @@ def chain_from_plan(
         contention: slow-down of the first-named stage while the second computes.
         prompt_tokens, output_tokens: of the request, for emulated agreement, which goes by absolute position.
 
+        overhead_s: seconds of an emulated stage's step beside the forward.
+
     Raises:
         ConfigError: a stage that is neither emulated nor in `measured`.
     """
@@ -42,6 +45,7 @@ def chain_from_plan(
     for index, (name, stage) in enumerate(zip(names, plan.chain, strict=True)):
         if stage.emulated is not None:
             base = _emulated(stage.emulated, prompt_tokens, output_tokens, is_target=stage is plan.chain[-1])
+            base = replace(base, overhead_s=overhead_s)
         elif measured is not None and name in measured:
             base = measured[name]
         elif stage.is_ngram and measured is not None:

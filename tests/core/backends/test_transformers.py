@@ -111,7 +111,7 @@ def test_recurrent_state_is_refused_with_the_reason(model_type: str, options: di
 
 
 def test_a_recurrent_model_is_refused_at_load() -> None:
-    with pytest.raises(UnsupportedModelError, match="running state.*cannot be rolled back"):
+    with pytest.raises(UnsupportedModelError, match=r"running state.*cannot be rolled back"):
         TransformersBackend(tiny_model("mamba"))
 
 
@@ -232,8 +232,14 @@ def test_a_device_that_is_not_there_is_refused(tiny_folder: Path) -> None:
 def test_an_adapter_gives_what_peft_gives(kind: str, tmp_path: Path) -> None:
     peft = pytest.importorskip("peft")
     base = save_tiny(tmp_path / "base")
-    options = peft.LoraConfig(r=4, lora_alpha=16, target_modules=["q_proj", "down_proj"], use_dora=kind == "dora",
-                              lora_dropout=0.5, init_lora_weights=False)
+    options = peft.LoraConfig(
+        r=4,
+        lora_alpha=16,
+        target_modules=["q_proj", "down_proj"],
+        use_dora=kind == "dora",
+        lora_dropout=0.5,
+        init_lora_weights=False,
+    )
     tuned = peft.get_peft_model(tiny_model(), options)
     tuned.save_pretrained(tmp_path / "adapter")
     ids = list(range(20))

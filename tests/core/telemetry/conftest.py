@@ -7,9 +7,12 @@ import shutil
 import subprocess
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pynvml
 import pytest
+
+from autopipe.core.telemetry import NvmlSource
 
 SOURCE = Path(__file__).with_name("fake_nvml.c")
 
@@ -133,3 +136,19 @@ def nvml(load_fake: Callable[..., FakeNvml]) -> Iterator[FakeNvml]:
     assert fake.library is not None
     assert fake.library.fake_sessions() == 0
     assert fake.library.fake_samples() == 0
+
+
+@pytest.fixture
+def opened(nvml: FakeNvml) -> Iterator[Callable[..., NvmlSource]]:
+    """Opens a source over the pretend driver and closes it after the test."""
+    sources: list[NvmlSource] = []
+
+    def make(**options: Any) -> NvmlSource:
+        source = NvmlSource(**options)
+        source.open()
+        sources.append(source)
+        return source
+
+    yield make
+    for source in sources:
+        source.close()

@@ -61,6 +61,12 @@ def test_measured_stages_are_taken_by_name() -> None:
     assert [stage["name"] for stage in report["plan"]["stages"]] == ["ngram", "some-model"]
 
 
+def test_overhead_of_emulated_stages_is_paid_each_step() -> None:
+    free = simulate_command(_emulated_plan(), output_tokens=200)["plain"]
+    paid = simulate_command(_emulated_plan(), output_tokens=200, overhead_s=0.001)["plain"]
+    assert paid["total_s"] - free["total_s"] == pytest.approx(0.2)
+
+
 def test_stage_without_measurements_is_refused_by_name() -> None:
     with pytest.raises(ConfigError, match=r"chain\.0: 'some-model'"):
         chain_from_plan(Plan.parse({"chain": [{"model": "some-model"}]}))

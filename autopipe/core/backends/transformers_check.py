@@ -1,0 +1,82 @@
+"""What the transformers backend finds out about a model by running it, once, at load."""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING
+
+import torch
+
+from autopipe.core.backends.transformers_layout import Layout
+from autopipe.core.errors import UnsupportedModelError
+
+if TYPE_CHECKING:
+    from autopipe.core.backends.transformers import TransformersBackend
+
+_PROMPT_LENGTH = 3
+_TEXT_LENGTH = 8
+_FAR = 0.1
+"""Logits further apart than this, in mean absolute difference by standard deviation, are not rounding."""
+
+_logger = logging.getLogger(__name__)
+
+
+def check_at_load(backend: TransformersBackend) -> None:
+    """Find out whether a model is exact when padded (else: one token per forward), and can be rolled back at all.
+
+    Costs about ten forwards.
+
+    Raises:
+        UnsupportedModelError: it cannot be rolled back.
+    """
+    text_length = min(_TEXT_LENGTH, backend.max_length - _PROMPT_LENGTH)
+    if text_length < 1:
+        return
+    ids = [(7919 * (index + 1)) % backend.vocab_size for index in range(_PROMPT_LENGTH + text_length)]
+    prompt, text = ids[:_PROMPT_LENGTH], ids[_PROMPT_LENGTH:]
+    if backend.layout is Layout.PADDED:
+        problem = _padding_problem(backend, prompt, text)
+        if problem is not None:
+            backend.layout = Layout.SINGLE
+            backend.choice_reason = f"one token per forward, since {problem}"
+            _logger.warning("%s: exact output takes %s", backend.name, backend.choice_reason)
+    _require_rollback(backend, prompt, text)
+    backend.reset()
+
+
+def _padding_problem(backend: TransformersBackend, prompt: list[int], text: list[int]) -> str | None:
+    try:
+        backend.prefill(prompt)
+        together = backend.forward(text)
+        backend.rollback(len(prompt))
+        apart = torch.cat([backend.forward([token]) for token in text])
+    except (RuntimeError, ValueError, TypeError, IndexError) as error:
+        backend.reset()
+        reason = str(error).partition("\n")[0] or type(error).__name__
+        return f"it cannot run padded ({reason})"
+    if not torch.equal(together, apart):
+        return "padding does not make its rows independent of each other"
+    backend.layout = Layout.FREE
+    backend.reset()
+    backend.prefill(prompt)
+    plain = backend.forward(text)
+    backend.layout = Layout.PADDED
+    if (together - plain).abs().mean() > _FAR * plain.std():
+        return "padding changes its output"
+    return None
+
+
+def _require_rollback(backend: TransformersBackend, prompt: list[int], text: list[int]) -> None:
+    backend.reset()
+    backend.prefill(prompt)
+    uses_cache = backend.uses_cache
+    first = backend.forward(text)
+    backend.rollback(len(prompt))
+    again = backend.forward(text)
+    if not uses_cache:
+        reason = "it keeps its state outside the cache given to it"
+    elif not torch.allclose(first, again, atol=1e-3, rtol=1e-3):
+        reason = "after rolling back, the same tokens give other logits"
+    else:
+        return
+    raise UnsupportedModelError(f"{backend.name}: cannot serve as a stage: {reason}")

@@ -1,0 +1,16 @@
+"""How the transformers backend lays tokens out in forwards."""
+
+from __future__ import annotations
+
+from enum import Enum
+
+
+class Layout(str, Enum):
+    """How tokens are laid out in a model's forward."""
+
+    FREE = "free"
+    """As many rows as tokens: not exact."""
+    PADDED = "padded"
+    """A fixed number of rows over a fixed number of keys: exact where rows do not influence each other."""
+    SINGLE = "single"
+    """One row, as many keys as tokens: exact for every model."""

@@ -1,0 +1,101 @@
+"""Linear layers of transformers models on AutoPipe's own CPU kernels.
+
+A row's result does not depend on how many rows are computed, nor on the number of threads, and each weight is read
+from memory once for up to 8 rows. So an exact forward needs no padding rows.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from autopipe.core.kernels import has_kernels
+from autopipe.core.kernels.native import Team, default_threads, matmul, pack_matrix
+
+_MAX_ROWS = 256
+_DTYPES = (torch.bfloat16, torch.float32)
+
+
+class KernelLinear(torch.nn.Module):
+    """Takes the place of a `torch.nn.Linear` (or GPT-2's Conv1D); inference only.
+
+    `weight` keeps dtype and shape for code that asks for them, but no numbers.
+    """
+
+    def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None, team: KernelTeam) -> None:
+        super().__init__()
+        self.out_features, self.in_features = weight.shape
+        self.weight = torch.nn.Parameter(torch.empty_like(weight, device="meta"), requires_grad=False)
+        self.bias = None if bias is None else torch.nn.Parameter(bias.detach(), requires_grad=False)
+        self._packed = pack_matrix(weight.detach())
+        self._team = team
+
+    @property
+    def packed_bytes(self) -> int:
+        return self._packed.numel() * self._packed.element_size()
+
+    def forward(self, rows: torch.Tensor) -> torch.Tensor:
+        """[..., in_features] -> [..., out_features], in the dtype given; sums in float32."""
+        flat = rows.reshape(-1, self.in_features).float()
+        parts = [
+            matmul(flat[start : start + _MAX_ROWS], self._packed, self.out_features, self._team.team)
+            for start in range(0, flat.shape[0], _MAX_ROWS)
+        ]
+        output = parts[0] if len(parts) == 1 else torch.cat(parts)
+        if self.bias is not None:
+            output = output + self.bias
+        return output.to(rows.dtype).reshape(*rows.shape[:-1], self.out_features)
+
+
+class KernelTeam:
+    """The threads shared by a model's `KernelLinear`s; may be replaced between forwards."""
+
+    def __init__(self, threads: int | None) -> None:
+        self.team = Team(threads or default_threads())
+
+    def set_threads(self, threads: int) -> None:
+        if threads != self.team.threads:
+            old, self.team = self.team, Team(threads)
+            old.close()
+
+
+class KernelLinears:
+    """The linear layers of one model, moved to the kernels; `restore` moves them back, `commit` makes it final."""
+
+    def __init__(self, model: torch.nn.Module, threads: int | None) -> None:
+        self.team = KernelTeam(threads)
+        self._replaced: list[tuple[torch.nn.Module, str, torch.nn.Module]] = []
+        for parent in list(model.modules()):
+            for name, child in list(parent.named_children()):
+                weight = _matrix(child)
+                if weight is not None:
+                    bias: Any = child.bias
+                    self._replaced.append((parent, name, child))
+                    setattr(parent, name, KernelLinear(weight, bias, self.team))
+
+    def restore(self) -> None:
+        """Put the model's own layers back."""
+        for parent, name, child in self._replaced:
+            setattr(parent, name, child)
+        self.commit()
+
+    def commit(self) -> None:
+        """Let go of the model's own layers, and so of their memory."""
+        self._replaced.clear()
+
+
+def fits_kernels(model: torch.nn.Module) -> bool:
+    """Whether the kernels run here, and this model's linear layers are on the CPU in bf16 or fp32."""
+    matrices = [weight for module in model.modules() if (weight := _matrix(module)) is not None]
+    return bool(matrices) and has_kernels() and all(weight.device.type == "cpu" for weight in matrices)
+
+
+def _matrix(module: torch.nn.Module) -> torch.Tensor | None:
+    """The weight [outputs, inputs] of a layer the kernels can stand in for; None for any other layer."""
+    weight: Any = None
+    if type(module) is torch.nn.Linear:
+        weight = module.weight
+    elif type(module).__name__ == "Conv1D" and type(module).__module__ == "transformers.pytorch_utils":
+        weight = module.weight.T  # type: ignore[operator]
+    return weight if weight is not None and weight.dtype in _DTYPES else None
