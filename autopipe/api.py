@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
@@ -19,6 +19,9 @@ from autopipe.core.request import RequestHandle, RowProcessor
 from autopipe.core.sampling import SamplingParams
 from autopipe.core.stats import RequestStats
 from autopipe.core.trace import write_trace
+
+if TYPE_CHECKING:
+    from autopipe.core.text import OutputText
 
 Message = Mapping[str, Any]
 
@@ -264,9 +267,10 @@ class AutoPipe:
         from autopipe.core.text import OutputText
 
         output = OutputText(self.tokenizer, params.stop)
-        text, token_ids = "", list[int]()
+        pieces: list[str] = []
+        token_ids: list[int] = []
         logprobs: list[Any] | None = None if params.num_logprobs is None else []
-        reason: str | None = None
+        stopped = False
         if streamer is not None:
             _put(streamer, ids)
         handle = self.engine.submit(
@@ -274,38 +278,30 @@ class AutoPipe:
         )
         try:
             for block in handle:
-                delta = output.push(block.token_ids)
-                kept = block.token_ids[: delta.num_tokens_used]
-                asked_to_stop = _first_stop(criteria, ids + token_ids, kept)
-                if asked_to_stop is not None and asked_to_stop < len(kept):
-                    # A criterion fired inside the block: what it has already decoded past that token is dropped.
-                    kept, rest = kept[:asked_to_stop], OutputText(self.tokenizer, params.stop)
-                    whole = rest.push(token_ids + kept)
-                    new_text = (whole.text + ("" if whole.stopped else rest.finish()))[len(text) :]
-                    delta = type(delta)(text=new_text, num_tokens_used=len(kept), stopped=True)
+                text, count, stopped = _take(output, criteria, ids + token_ids, block.token_ids)
+                if stopped:
+                    handle.cancel()
+                kept = block.token_ids[:count]
+                kept_logprobs = None if block.logprobs is None else block.logprobs[:count]
                 token_ids += kept
-                text += delta.text
-                if logprobs is not None and block.logprobs is not None:
-                    logprobs += block.logprobs[: len(kept)]
+                pieces.append(text)
+                if logprobs is not None:
+                    logprobs += kept_logprobs or []
                 if streamer is not None:
                     _put(streamer, kept)
-                new_logprobs = None if block.logprobs is None else block.logprobs[: len(kept)]
-                if delta.stopped or asked_to_stop is not None:
-                    reason = "stop"
-                    handle.cancel()
-                    yield StreamDelta(delta.text, kept, new_logprobs)
+                yield StreamDelta(text, kept, kept_logprobs)
+                if stopped:
                     break
-                yield StreamDelta(delta.text, kept, new_logprobs)
             outcome = handle.outcome()
         finally:
             handle.cancel()
             if streamer is not None:
                 streamer.end()
-        rest_text = "" if reason == "stop" else output.finish()
+        pieces.append(output.finish())
         result = GenerationResult(
-            text=text + rest_text,
+            text="".join(pieces),
             token_ids=token_ids,
-            finish_reason=reason or outcome.finish_reason,
+            finish_reason="stop" if stopped or output.stopped else outcome.finish_reason,
             prompt_ids=ids,
             logprobs=logprobs,
             stats=outcome.stats,
@@ -313,7 +309,7 @@ class AutoPipe:
         )
         if trace is not None:
             write_trace(trace, outcome.trace)
-        yield StreamDelta(rest_text, finish_reason=result.finish_reason, result=result)
+        yield StreamDelta(pieces[-1], finish_reason=result.finish_reason, result=result)
 
     def submit(self, ids: Sequence[int], params: SamplingParams) -> RequestHandle:
         """Queue token ids and get the raw handle: for servers and tools that do their own text handling."""
@@ -366,17 +362,23 @@ def _as_list(criteria: Any) -> list[Callable[..., Any]]:
     return list(criteria) if isinstance(criteria, Sequence) else [criteria]
 
 
-def _first_stop(criteria: list[Callable[..., Any]], before: list[int], new: list[int]) -> int | None:
-    """How many of the `new` tokens are kept when a criterion stops the text there; None if none does."""
+def _take(
+    output: OutputText, criteria: list[Callable[..., Any]], before: list[int], new: list[int]
+) -> tuple[str, int, bool]:
+    """Text of the `new` tokens, how many of them count, and whether the output ends there."""
     if not criteria:
-        return None
+        delta = output.push(new)
+        return delta.text, delta.num_tokens_used, delta.stopped
     import torch
 
+    pieces = []
     for count in range(1, len(new) + 1):
+        delta = output.push([new[count - 1]])
+        pieces.append(delta.text)
         ids = torch.tensor([before + new[:count]])  # [1, length]
-        if any(bool(torch.as_tensor(criterion(ids, None)).any()) for criterion in criteria):
-            return count
-    return None
+        if delta.stopped or any(bool(torch.as_tensor(criterion(ids, None)).any()) for criterion in criteria):
+            return "".join(pieces), count, True
+    return "".join(pieces), len(new), False
 
 
 def _put(streamer: Any, token_ids: list[int]) -> None:

@@ -76,7 +76,7 @@ def bench_rows(rows: Sequence[Row], missing: Mapping[str, str]) -> None:
         "identical",
     )
     for heading in headings:
-        table.add_column(heading, justify="left" if heading == "arm" else "right")
+        table.add_column(heading, justify="left" if heading == "arm" else "right", overflow="fold")
     for row in rows:
         identical = _UNKNOWN if row.identical is None else f"{row.identical}/{row.prompts}"
         table.add_row(

@@ -25,8 +25,6 @@ logger = logging.getLogger(__name__)
 _BYTE_TOKEN = re.compile(r"<0x[0-9A-Fa-f]{2}>")
 _MAX_CONTEXT = 16
 """Tokens of context behind which new ones are decoded; more than any decoder looks back."""
-_MAX_HELD_REPLACEMENTS = 4
-"""Tokens held because the text ends in U+FFFD; a UTF-8 character has at most 4 bytes."""
 
 
 class Detokenizer(Protocol):
@@ -105,32 +103,30 @@ class WindowedDetokenizer:
         self._is_skipped = is_skipped
         self._is_byte = is_byte
         self._window: list[int] = []
-        self._known = ""  # decode of the window without its last `_num_held` tokens, all of it given out
-        self._num_held = 0
+        self._given = ""  # the part of the window's text that has been given out
 
     def push(self, token_id: int) -> str:
         if self._is_skipped(token_id):
             return ""
         self._window.append(token_id)
-        self._num_held += 1
         if self._is_byte(token_id):
             return ""
         text = self._decode(self._window)
-        if text.endswith("\ufffd") and self._num_held < _MAX_HELD_REPLACEMENTS:
-            return ""
-        return self._release(text)
+        # An unfinished character of at most 3 bytes shows as at most 3 replacement characters.
+        num_held = min(len(text) - len(text.rstrip("\ufffd")), 3)
+        new = self._give(text[: len(text) - num_held])
+        if len(self._window) > 2 * _MAX_CONTEXT and not num_held:
+            self._window = self._window[-_MAX_CONTEXT:]
+            self._given = self._decode(self._window)
+        return new
 
     def finish(self) -> str:
-        return self._release(self._decode(self._window)) if self._num_held else ""
+        return self._give(self._decode(self._window)) if self._window else ""
 
-    def _release(self, text: str) -> str:
-        if not text.startswith(self._known):
+    def _give(self, text: str) -> str:
+        if not text.startswith(self._given):
             logger.warning("this tokenizer's decoder changes text it has already given; streamed text may differ")
-        new = text[len(self._known) :]
-        self._known, self._num_held = text, 0
-        if len(self._window) > 2 * _MAX_CONTEXT:
-            self._window = self._window[-_MAX_CONTEXT:]
-            self._known = self._decode(self._window)
+        new, self._given = text[len(self._given) :], text
         return new
 
 

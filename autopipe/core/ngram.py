@@ -35,12 +35,12 @@ class _Proposal(NamedTuple):
 class NgramDrafter:
     """Drafts for one sequence at a time, in microseconds, without a model.
 
-    For each position there are up to two proposals: the latest successor of the longest suffix of the text (max_order
-    to min_order tokens) that occurred before, and the learned table's. The more confident one is drafted, appended,
-    and the longer text looked up again, so a draft may hop between occurrences and sources.
+    For each position there are up to two proposals: the latest successor of the longest suffix of the text
+    (max_order to min_order tokens) that occurred before, and the learned table's. The more confident one is
+    drafted, appended, and the longer text looked up again, so a draft may hop between occurrences and sources.
 
-    Learning is free and complete: every token that `sync` appends scores the proposals for its position, drafted or
-    not, so confidence stays calibrated while a gate holds all drafts back. What is learned (`calibration`)
+    Learning is free and complete: every token that `sync` appends scores the proposals for its position, drafted
+    or not, so confidence stays calibrated while a gate holds all drafts back. What is learned (`calibration`)
     survives `reset`; the index does not. Not thread-safe.
 
     Args:
@@ -82,8 +82,8 @@ class NgramDrafter:
     def sync(self, tokens: Sequence[int], unchanged: int) -> None:
         """The sequence is now `tokens`, whose first `unchanged` are as at the last call.
 
-        The first call after `reset` brings the prompt: it fills the index but teaches nothing, since nobody asks for
-        drafts of a prompt.
+        The first call after `reset` brings the prompt: it fills the index but teaches nothing, since nobody asks
+        for drafts of a prompt.
 
         Raises:
             ConfigError: `unchanged` beyond the end of the last or of this sequence.

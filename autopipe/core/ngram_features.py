@@ -75,7 +75,7 @@ def table_classes(match: TableMatch, own_token: int | None) -> tuple[int, ...]:
     """Classes of the table's proposal."""
     classes = (
         _TABLE_ORDER + min(match.order, _TABLE_ORDERS) - 1,
-        _TABLE_COUNT + min(match.count.bit_length(), _TABLE_COUNTS) - 1,
+        _TABLE_COUNT + min(match.occurrences.bit_length(), _TABLE_COUNTS) - 1,
         _TABLE_SHARE + _step(match.share / 255),
     )
     return classes if own_token is None else (*classes, _TABLE_SAME + (own_token != match.token_id))

@@ -7,7 +7,7 @@ import mmap
 from bisect import bisect_left
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -21,10 +21,10 @@ BYTES_PER_ENTRY = 14
 _KEY = "ngram.table"
 _BUCKET_BITS = 3
 """About 2^3 keys are bisected after one look at where their leading bits start."""
-_MAX_BUCKETS_BITS = 20
+_MAX_BUCKET_BITS = 20
 _MULTIPLIER = 0x9E3779B97F4A7C15
 _MASK = 0xFFFF_FFFF_FFFF_FFFF
-_DTYPES: dict[str, tuple[str, str]] = {  # array -> safetensors dtype, memoryview format
+_DTYPES: dict[str, tuple[str, Literal["Q", "I", "B"]]] = {  # array -> safetensors dtype, memoryview format
     "keys": ("U64", "Q"),
     "token_ids": ("U32", "I"),
     "counts": ("U8", "B"),
@@ -38,13 +38,13 @@ class TableMatch(NamedTuple):
     Attributes:
         order: length of that context in tokens.
         token_id: its most frequent successor in the training text.
-        count: occurrences of the context, at most 255.
+        occurrences: of the context, at most 255.
         share: of these, the share followed by `token_id`, in 1/255.
     """
 
     order: int
     token_id: int
-    count: int
+    occurrences: int
     share: int
 
 
@@ -52,8 +52,8 @@ class NgramTable:
     """Read-only map from contexts of 1 to max_order tokens to their most frequent successor.
 
     Contexts are 64-bit hashes in ascending order, looked up by bisection, longest context first, in microseconds.
-    A loaded table stays on disk and is mapped, so processes share its pages. Two contexts of a
-    table of a million collide with a chance below 1e-7, and then a draft is wrong, never the output.
+    A loaded table stays on disk and is mapped, so processes share its pages. That any two contexts of a million
+    collide has a chance of 3e-8, and then a draft is wrong, never the output.
 
     File: safetensors with `keys` u64 [n], `token_ids` u32 [n], `counts` u8 [n], `shares` u8 [n]; metadata `format`
     and `max_order`, and what the maker added.
@@ -72,7 +72,7 @@ class NgramTable:
         self._token_ids = token_ids
         self._counts = counts
         self._shares = shares
-        self._shift = 64 - min(max(len(keys).bit_length() - _BUCKET_BITS, 0), _MAX_BUCKETS_BITS)
+        self._shift = 64 - min(max(len(keys).bit_length() - _BUCKET_BITS, 0), _MAX_BUCKET_BITS)
         self._bucket_ends = _bucket_ends(keys, self._shift)
         self.max_order = max_order
         self.metadata = dict(metadata or {})
@@ -137,7 +137,7 @@ class NgramTable:
         if min_count < 1:
             raise ConfigError("min_count", min_count, "at least 1")
         arrays = count_contexts(sequences, max_order, min_count, max_bytes // BYTES_PER_ENTRY)
-        views = {name: memoryview(np.ascontiguousarray(array)).toreadonly() for name, array in arrays.items()}
+        views = {name: np.ascontiguousarray(array).data.toreadonly() for name, array in arrays.items()}
         return cls(**views, max_order=max_order, metadata=metadata)
 
     def save(self, path: str | Path) -> None:
@@ -146,6 +146,7 @@ class NgramTable:
         Raises:
             ConfigError: the file cannot be written.
         """
+        from safetensors import SafetensorError
         from safetensors.numpy import save_file
 
         arrays: dict[str, npt.NDArray[Any]] = {
@@ -157,7 +158,7 @@ class NgramTable:
         metadata = {**self.metadata, "format": FORMAT, "max_order": str(self.max_order)}
         try:
             save_file(arrays, str(path), metadata=metadata)
-        except OSError as error:
+        except (OSError, SafetensorError) as error:
             raise ConfigError(_KEY, str(path), f"a file that can be written ({error})") from None
 
     @classmethod

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from autopipe.core.errors import ConfigError
+from autopipe.core.errors import ConfigError, TokenizerMismatchError
 from autopipe.core.plan import Plan
 
 
@@ -18,6 +18,8 @@ def check_plan(plan: Plan) -> tuple[int, ...]:
     if plan.target.is_emulated:
         _check_emulated(plan)
         return ()
+    table = plan.chain[0].ngram_options().table if plan.chain[0].is_ngram else None
+    num_table_tokens = _check_table(table) if table else 0
     from autopipe.core.backends.load import check_stage
     from autopipe.core.models import load_tokenizer, require_same_tokenizer, resolve
 
@@ -33,7 +35,19 @@ def check_plan(plan: Plan) -> tuple[int, ...]:
         for index, stage in others.items():
             drafter = load_tokenizer(resolve(stage.model, f"chain.{index}.model"))
             require_same_tokenizer(target, drafter, plan.target.model, stage.model)
+    if num_table_tokens > infos[last].vocab_size:
+        raise TokenizerMismatchError(
+            f"the n-gram table {table!r} has tokens up to {num_table_tokens - 1}, the target {plan.target.model!r} only "
+            f"{infos[last].vocab_size}: it was learned with another tokenizer"
+        )
     return tuple(infos[last].eos_token_ids)
+
+
+def _check_table(path: str) -> int:
+    """Tokens that an n-gram table must be able to name. Raises what `NgramTable.load` raises."""
+    from autopipe.core.ngram_table import NgramTable
+
+    return NgramTable.load(path).max_token_id + 1
 
 
 def _check_emulated(plan: Plan) -> None:

@@ -33,7 +33,7 @@ from autopipe.core.verify import SparseRow
 MAX_CATCH_UP_ROWS = 8
 """A stage that has fallen further behind than this catches up by a prefill."""
 
-_GRACE_NS = 800_000_000
+_GRACE_NS = 600_000_000
 _UNKNOWN_STEP_NS = 60_000_000_000
 
 
@@ -110,6 +110,10 @@ class Stage:
         """A forward of `num_tokens` took `seconds`: for the gate, and to tell a slow step from a hung one."""
         self.costs.observe(num_tokens, max(seconds, 1e-9))
         self.measured = True
+
+    def observe_prefill(self, num_tokens: int, seconds: float) -> None:
+        """A prefill of `num_tokens` took `seconds`."""
+        self._prefill_ns_per_token = 1e9 * seconds / num_tokens
 
     def configure(self, config: StageConfig) -> None:
         """Take a new place in the chain. What neighbours know of each other is found out anew."""
@@ -333,7 +337,7 @@ class Stage:
         return tokens[: request.end - len(request.tokens)]
 
     def _expected_ns(self, num_tokens: int, prefill: bool) -> int:
-        """Ten times what the step should take: past that, and a second's grace, the stage counts as hung."""
+        """Ten times what the step should take: past that, and some grace, the stage counts as hung."""
         if prefill:
             per_token = self._prefill_ns_per_token
             return _UNKNOWN_STEP_NS if per_token is None else int(10 * per_token * num_tokens)
@@ -353,7 +357,7 @@ class Stage:
     ) -> None:
         stats, seconds = self.stats, (computed - start) / 1e9
         if prefill:
-            self._prefill_ns_per_token = (computed - start) / missing
+            self.observe_prefill(missing, seconds)
         else:
             self.observe_step(missing + num_drafts, seconds)
             self._rate.observe(num_emitted, max(seconds, 1e-9))

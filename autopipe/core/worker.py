@@ -20,12 +20,13 @@ from typing import TYPE_CHECKING, Any
 
 from autopipe.core.board import Board
 from autopipe.core.channel import Channel, ChannelClosedError, Doorbell, Message
-from autopipe.core.errors import AutoPipeError, RequestCancelledError
-from autopipe.core.plan import StagePlan
+from autopipe.core.errors import AutoPipeError, RequestCancelledError, TokenizerMismatchError
+from autopipe.core.plan import EmulatedStage, NgramOptions, StagePlan
 from autopipe.core.sampling import SamplingParams
 
 if TYPE_CHECKING:
     from autopipe.core.backends.base import StageBackend
+    from autopipe.core.ngram import NgramDrafter
     from autopipe.core.noise import Float32Array
     from autopipe.core.processors import CustomProcessor
     from autopipe.core.stage import Stage, StageRequest
@@ -61,7 +62,10 @@ class Worker:
             while (message := self._next_message()) is not None:
                 if message["type"] == "shutdown":
                     return
-                self._obey(message)
+                try:
+                    self._obey(message)
+                except Exception as error:  # the engine is told why, and goes on without this stage
+                    self._fail("step-failed", error)
             stage = self._stage
             if stage is not None and self._advance(stage):
                 continue
@@ -107,15 +111,16 @@ class Worker:
             plan = StagePlan.parse(message["stage"])
             _bind(message["cores"], message["threads"])
             from autopipe.core.backends.load import load_backend
-            from autopipe.core.ngram import NgramDrafter
             from autopipe.core.stage import Stage
 
             backend = load_backend(plan, exact=message["exact"], threads=message["threads"])
             backend.name = message["name"]
-            self._stage = Stage(backend, self._board, self._slot_index, self._bells, self._emit, NgramDrafter)
+            self._stage = Stage(backend, self._board, self._slot_index, self._bells, self._emit, self._make_ngram)
             self._backend = backend
             loaded = time.monotonic()
-            if not plan.is_emulated:
+            if plan.emulated is not None:
+                _expect(self._stage, plan.emulated)
+            else:
                 _measure(self._stage)
         except Exception as error:  # anything that stops a model from loading is reported to the user
             self._fail("load-failed", error)
@@ -133,6 +138,18 @@ class Worker:
                 else {},
             }
         )
+
+    def _make_ngram(self, options: NgramOptions) -> NgramDrafter:
+        from autopipe.core.ngram import NgramDrafter
+
+        assert self._backend is not None
+        drafter = NgramDrafter(options)
+        if drafter.max_token_id >= self._backend.vocab_size:
+            raise TokenizerMismatchError(
+                f"the n-gram table {options.table!r} has token {drafter.max_token_id}, {self._backend.name!r} only "
+                f"{self._backend.vocab_size} tokens: it was learned with another tokenizer"
+            )
+        return drafter
 
     def _configure(self, data: dict[str, Any]) -> None:
         from autopipe.core.chain import StageConfig
@@ -255,10 +272,22 @@ def _bind(cores: Sequence[int] | None, threads: int | None) -> None:
         torch.set_num_threads(threads)
 
 
+def _expect(stage: Stage, spec: EmulatedStage) -> None:
+    """What `_measure` finds out, for a stage that says it."""
+    for num_tokens, milliseconds in spec.ms.items():
+        stage.observe_step(num_tokens, milliseconds / 1e3)
+    stage.observe_prefill(1, (spec.prefill_ms or max(spec.ms.values())) / 1e3)
+
+
 def _measure(stage: Stage) -> None:
-    """Learn roughly what a step costs, so that the first request already drafts sensibly."""
+    """Learn roughly what a step costs: the first request then drafts sensibly, and a hung one is noticed."""
     backend, deadline = stage.backend, time.monotonic() + _MAX_MEASURE_S
-    backend.prefill([0] * min(16, backend.max_length // 2))
+    prompt = [0] * min(16, backend.max_length // 2)
+    for _ in range(2):  # the first pass pays for what is set up lazily
+        backend.reset()
+        started = time.monotonic()
+        backend.prefill(prompt)
+        stage.observe_prefill(len(prompt), time.monotonic() - started)
     for num_tokens in (1, 1, 2, 4, 8) * 3:
         if time.monotonic() > deadline or backend.length + num_tokens > backend.max_length:
             break

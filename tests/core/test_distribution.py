@@ -134,9 +134,9 @@ def test_a_verifier_that_recovers_from_the_wrong_distribution_is_found(monkeypat
 
 
 def lenient(drafts: list[int], pick: Callable[[int], int]) -> tuple[int, list[int]]:
-    """Keeps every fifth block of drafts without asking."""
+    """Keeps every second block of drafts without asking."""
     lenient.calls += len(drafts) > 0
-    if drafts and lenient.calls % 5 == 0:
+    if drafts and lenient.calls % 2 == 0:
         return len(drafts), [*drafts, pick(len(drafts))]
     return verify.verify_by_equality(drafts, pick)
 

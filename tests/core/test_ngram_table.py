@@ -40,7 +40,7 @@ def test_an_unpruned_table_holds_what_was_counted(sequences, min_count):
             match = table.match(context)
             assert match.order == order
             assert successors[match.token_id] == best
-            assert match.count == total
+            assert match.occurrences == total
             assert match.share == round(255 * best / total)
     assert len(table) == expected
 
@@ -67,7 +67,7 @@ def test_a_budget_keeps_the_contexts_that_say_most():
 
 def test_counts_saturate():
     match = NgramTable.build([[1, 2]] * 1000).match([1])
-    assert (match.count, match.share) == (255, 255)
+    assert (match.occurrences, match.share) == (255, 255)
 
 
 def test_a_saved_table_loads_unchanged(tmp_path):

@@ -6,12 +6,13 @@ from memory once for up to 8 rows. So an exact forward needs no padding rows.
 
 from __future__ import annotations
 
+import ctypes
 from typing import Any
 
 import torch
 
-from autopipe.core.kernels import has_kernels
-from autopipe.core.kernels.native import Team, default_threads, matmul, pack_matrix
+from autopipe.core.kernels import has_kernels, native
+from autopipe.core.kernels.native import VECTOR_PADDING, Team, default_threads, pack_matrix
 
 _MAX_ROWS = 256
 _DTYPES = (torch.bfloat16, torch.float32)
@@ -30,6 +31,12 @@ class KernelLinear(torch.nn.Module):
         self.bias = None if bias is None else torch.nn.Parameter(bias.detach(), requires_grad=False)
         self._packed = pack_matrix(weight.detach())
         self._team = team
+        self._job = native._MatmulJob(
+            bf16=weight.dtype is torch.bfloat16,
+            inputs=self.in_features,
+            outputs=self.out_features,
+            weights=self._packed.data_ptr(),
+        )
 
     @property
     def packed_bytes(self) -> int:
@@ -37,12 +44,13 @@ class KernelLinear(torch.nn.Module):
 
     def forward(self, rows: torch.Tensor) -> torch.Tensor:
         """[..., in_features] -> [..., out_features], in the dtype given; sums in float32."""
-        flat = rows.reshape(-1, self.in_features).float()
-        parts = [
-            matmul(flat[start : start + _MAX_ROWS], self._packed, self.out_features, self._team.team)
-            for start in range(0, flat.shape[0], _MAX_ROWS)
-        ]
-        output = parts[0] if len(parts) == 1 else torch.cat(parts)
+        flat = rows.reshape(-1, self.in_features).float().contiguous()
+        output = torch.empty(flat.shape[0], self.out_features)
+        for start in range(0, flat.shape[0], _MAX_ROWS):
+            part = flat[start : start + _MAX_ROWS]
+            self._job.rows = part.shape[0]
+            self._job.x, self._job.out = part.data_ptr(), output[start:].data_ptr()
+            self._team.multiply(self._job)
         if self.bias is not None:
             output = output + self.bias
         return output.to(rows.dtype).reshape(*rows.shape[:-1], self.out_features)
@@ -53,6 +61,19 @@ class KernelTeam:
 
     def __init__(self, threads: int | None) -> None:
         self.team = Team(threads or default_threads())
+        # Looked up once: a forward makes hundreds of products, some of them shorter than a look-up.
+        self._multiply = native._native().autopipe_matmul
+        self._isa = native.isa_number(None)
+        self._converted: dict[int, torch.Tensor] = {}
+
+    def multiply(self, job: Any) -> None:
+        """Run one product. Inputs are first rounded to the weights' dtype, into a buffer kept per width."""
+        buffer = self._converted.get(job.inputs)
+        if buffer is None:
+            buffer = torch.zeros(_MAX_ROWS, job.inputs + -job.inputs % VECTOR_PADDING)
+            self._converted[job.inputs] = buffer
+        job.converted = buffer.data_ptr()
+        self._multiply(self._isa, ctypes.byref(job), self.team.handle)
 
     def set_threads(self, threads: int) -> None:
         if threads != self.team.threads:

@@ -5,12 +5,13 @@ from autopipe.envs.simulator.authors import PairResult, PairTimes, simulate_asyn
 from autopipe.envs.simulator.commands import fit_command, simulate_command
 from autopipe.envs.simulator.fit import FitReport, Prediction, fit_traces
 from autopipe.envs.simulator.from_plan import chain_from_plan, emulated_agreement
-from autopipe.envs.simulator.model import LatencyCurve, SimChain, SimRequest, SimStage
+from autopipe.envs.simulator.model import LatencyCurve, LocalDrafts, SimChain, SimRequest, SimStage
 from autopipe.envs.simulator.run import SimResult, SimRun, StageResult, simulate
 
 __all__ = [
     "FitReport",
     "LatencyCurve",
+    "LocalDrafts",
     "PairResult",
     "PairTimes",
     "Prediction",

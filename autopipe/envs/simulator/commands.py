@@ -24,8 +24,13 @@ def simulate_command(
     output_tokens: int = 512,
     seed: int = 0,
     overhead_s: float = 0.0,
+    wrong_equal: float = 0.0,
+    requests: Sequence[SimRequest] | None = None,
 ) -> dict[str, Any]:
     """Simulate a plan, and plain decoding of the same requests; arguments as for `chain_from_plan`.
+
+    Args:
+        requests: instead of `num_requests` equal ones of `prompt_tokens` and `output_tokens`.
 
     Returns:
         JSON-ready: {plan: {tokens, total_s, ttft_s, ms_per_token, acceptance_length, stages: [...]}, plain:
@@ -41,8 +46,9 @@ def simulate_command(
         prompt_tokens=prompt_tokens,
         output_tokens=output_tokens,
         overhead_s=overhead_s,
+        wrong_equal=wrong_equal,
     )
-    requests = [SimRequest(output_tokens, prompt_tokens)] * num_requests
+    requests = list(requests) if requests is not None else [SimRequest(output_tokens, prompt_tokens)] * num_requests
     pipeline = simulate(chain, requests, seed=seed)
     plain = simulate(replace(chain, mode=Mode.PLAIN), requests, seed=seed)
     return {

@@ -23,6 +23,7 @@ def chain_from_plan(
     prompt_tokens: int = 1,
     output_tokens: int = 512,
     overhead_s: float = 0.0,
+    wrong_equal: float = 0.0,
 ) -> SimChain:
     """The simulated chain of a plan.
 
@@ -34,8 +35,8 @@ def chain_from_plan(
         measured: by the name the plan gives the stage (`plan.names()`).
         contention: slow-down of the first-named stage while the second computes.
         prompt_tokens, output_tokens: of the request, for emulated agreement, which goes by absolute position.
-
         overhead_s: seconds of an emulated stage's step beside the forward.
+        wrong_equal: chance that two neighbours that both pick wrongly pick the same (emulated stages: 1).
 
     Raises:
         ConfigError: a stage that is neither emulated nor in `measured`.
@@ -57,7 +58,8 @@ def chain_from_plan(
     matrix = None
     if contention is not None:
         matrix = [[contention.get((mine, other), 1.0) for other in names] for mine in names]
-    wrong_equal = 1.0 if plan.chain[-1].is_emulated else 0.0
+    if plan.chain[-1].is_emulated:
+        wrong_equal = 1.0
     return SimChain(tuple(stages), plan.mode, plan.warmup, matrix, wrong_equal)
 
 
@@ -88,8 +90,10 @@ def _with_settings(base: SimStage, name: str, stage: StagePlan, upstream: StageP
     min_drafts = 0 if upstream is None else min(stage.min_drafts, upstream.window)
     if upstream is not None and upstream.is_ngram:
         min_drafts = upstream.window  # it drafts in its consumer's process, before every step
-    if stage.is_ngram:
+    if stage.is_ngram and base.drafts is None:
         base = replace(base, latency=LatencyCurve({1: _NGRAM_S}), prefill_s=0.0, overhead_s=0.0)
+    elif base.drafts is not None:
+        base = replace(base, drafts=replace(base.drafts, gate=stage.ngram_options().gate))
     return replace(
         base,
         name=name,

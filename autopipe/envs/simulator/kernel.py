@@ -27,6 +27,10 @@ correction whatever it is, so codes need not depend on the prefix.
   upstream stage's window is full, or it holds all the drafts it could use.
 * **Contention.** A stage's forward slows down by the product of `contention[stage, other]` over the others
   that compute at that moment.
+* **n-gram drafts.** Stage 0 may have a drafter in its own process: before every step it offers what was
+  recorded for the position (`local_*`). With `GATE` the stage takes as many as pay, by
+  `core.gating.best_length` and a running rate as in `core.gating.RunningRate`. Behind a wrong token of its
+  own, where nothing was recorded, it takes none.
 * **Costs.** Each forward takes `overhead_s` more, and the one after a rollback `rollback_s` more.
 
 Plain decoding is a chain of one stage. Ties are broken towards the target, so a run is a function of its
@@ -58,6 +62,10 @@ LEFT_S, PENALTY_S, STARTED_S = 0, 1, 2
 # Columns of `count`.
 FORWARDS, ROWS, PROPOSED, ACCEPTED, EMITTED, ROLLBACKS, DISCARDED, CAUGHT_UP = 0, 1, 2, 3, 4, 5, 6, 7
 NUM_COUNTS = 8
+# Entries of `local`: window of the n-gram drafter in front of stage 0 (0: there is none), whether it is gated.
+LOCAL_WINDOW, GATE = 0, 1
+# The running rate's share of the past after a step, as `core.gating.RunningRate` has it by default.
+_KEEP = 0.5 ** (1 / 64)
 
 
 @jit
@@ -144,6 +152,52 @@ def drafts_to_take(
 
 
 @jit
+def gated_length(most: Any, position: Any, local_confidence: Floats, latency: Floats, rate: Floats) -> Any:
+    """As `core.gating.best_length` under a running rate: the drafts, 0 to `most`, worth verifying."""
+    per_s = 1.0 / max(forward_s(latency, 0, 1), 1e-9)
+    if rate[1] > 0:
+        per_s = max(per_s, rate[0] / rate[1])
+    chain, expected = 1.0, 1.0
+    best, best_value = 0, -np.inf
+    for drafts in range(most + 1):
+        if drafts > 0:
+            chain *= local_confidence[position, drafts - 1]
+            expected += chain
+        value = expected - per_s * forward_s(latency, 0, drafts + 1)
+        if value > best_value:
+            best, best_value = drafts, value
+    return best
+
+
+@jit
+def local_drafts(
+    text_end: int,
+    verify_cap: Any,
+    warmup: Ints,
+    sequence: Codes,
+    length_of: Ints,
+    local: Ints,
+    local_length: Ints,
+    local_confidence: Floats,
+    latency: Floats,
+    rate: Floats,
+) -> Any:
+    """Drafts that stage 0, about to start, takes from the n-gram drafter in its process."""
+    held = length_of[0, HELD]
+    missing = held - length_of[0, CACHED]
+    if local[LOCAL_WINDOW] == 0 or length_of[0, CACHED] < 0 or missing > MAX_CATCH_UP_ROWS:
+        return 0
+    for position in range(length_of[length_of.shape[0] - 1, HELD], held):
+        if sequence[0, position] != 0:
+            return 0
+    most = min(local_length[held], verify_cap, text_end - held - 1)
+    most = min(most, window_now(local[LOCAL_WINDOW], warmup, held))
+    if local[GATE] == 0:
+        return most
+    return gated_length(most, held, local_confidence, latency, rate)
+
+
+@jit
 def advance(
     mode: int,
     goal: int,
@@ -159,6 +213,10 @@ def advance(
     overhead_s: Floats,  # [K]
     rollback_s: Floats,  # [K]
     contention: Floats,  # [K, K]
+    local: Ints,  # [2], see LOCAL_WINDOW and GATE
+    local_length: Ints,  # [text_end] drafts offered at each position
+    local_right: Ints,  # [text_end] of these, from the first, the target's
+    local_confidence: Floats,  # [text_end, most] chance of each, given those before it
     picks: Codes,  # [K, text_end]
     sequence: Codes,  # [K, text_end]            state, written
     length_of: Ints,  # [K, 4]                   state, written
@@ -169,6 +227,7 @@ def advance(
     histogram: Ints,  # [K, bins]                written: verifications by tokens emitted
     timeline: Floats,  # [events, 6]             written: stage, start_s, end_s, rows, drafts, emitted
     num_events: Ints,  # [1]                     written
+    rate: Floats,  # [2] discounted tokens, s    state, written
 ) -> float:
     """Run until the target holds `goal` tokens; return the time. Call again with a larger `goal` to go on."""
     num_stages = windows.size
@@ -188,6 +247,19 @@ def advance(
             )
             if drafts < 0:
                 continue
+            if stage == 0:
+                drafts = local_drafts(
+                    text_end,
+                    verify_caps[0],
+                    warmup,
+                    sequence,
+                    length_of,
+                    local,
+                    local_length,
+                    local_confidence,
+                    latency,
+                    rate,
+                )
             rows = length_of[stage, HELD] - length_of[stage, CACHED] + drafts
             length_of[stage, DRAFTS] = drafts
             seconds = prefill_s[stage] if length_of[stage, CACHED] < 0 else forward_s(latency, stage, rows)
@@ -225,11 +297,19 @@ def advance(
         # End that forward: keep the drafts that agree, add a pick of one's own.
         held, drafts = length_of[ending, HELD], length_of[ending, DRAFTS]
         accepted = 0
-        while accepted < drafts and sequence[ending - 1, held + accepted] == picks[ending, held + accepted]:
-            sequence[ending, held + accepted] = picks[ending, held + accepted]
-            accepted += 1
+        if ending == 0:
+            while accepted < drafts and accepted < local_right[held] and picks[0, held + accepted] == 0:
+                sequence[0, held + accepted] = 0
+                accepted += 1
+        else:
+            while accepted < drafts and sequence[ending - 1, held + accepted] == picks[ending, held + accepted]:
+                sequence[ending, held + accepted] = picks[ending, held + accepted]
+                accepted += 1
         sequence[ending, held + accepted] = picks[ending, held + accepted]
         rows = held - length_of[ending, CACHED] + drafts
+        if ending == 0 and length_of[0, CACHED] >= 0 and held - length_of[0, CACHED] <= MAX_CATCH_UP_ROWS:
+            rate[0] = _KEEP * rate[0] + accepted + 1
+            rate[1] = _KEEP * rate[1] + forward_s(latency, 0, rows)
         length_of[ending, HELD] = held + accepted + 1
         length_of[ending, CACHED] = held + accepted
         length_of[ending, DRAFTS] = -1

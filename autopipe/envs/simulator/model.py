@@ -56,6 +56,41 @@ class LatencyCurve:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
+class LocalDrafts:
+    """What an n-gram drafter offers at each output position of a text, whatever the chain behind it.
+
+    It learns from every token of the text, drafted or not, so its offers depend on the text alone.
+
+    Attributes:
+        length: drafts offered, int64 [n].
+        right: of these, from the first on, equal to the text, int64 [n].
+        confidence: the drafter's chance of each draft, given that those before it are right, float64 [n, most].
+        gate: its consumer takes as many as pay; False: all that fit.
+
+    Raises:
+        ConfigError: arrays of different lengths, or empty.
+    """
+
+    length: NDArray[np.int64]
+    right: NDArray[np.int64]
+    confidence: NDArray[np.float64]
+    gate: bool = True
+
+    def __post_init__(self) -> None:
+        sizes = (len(self.length), len(self.right), len(self.confidence))
+        if 0 in sizes or len(set(sizes)) > 1:
+            raise ConfigError("drafts", sizes, "arrays of one length, at least 1")
+        widest = int(self.length.max())
+        if self.confidence.ndim != 2 or self.confidence.shape[1] < widest:
+            raise ConfigError("drafts.confidence", self.confidence.shape, f"[n, {widest}] or wider")
+
+    def window_of(self, first: int, count: int) -> LocalDrafts:
+        """Positions `first` .. `first + count - 1`, starting over at the end of the text."""
+        at = np.arange(first, first + count) % len(self.length)
+        return LocalDrafts(self.length[at], self.right[at], self.confidence[at], self.gate)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
 class SimStage:
     """One stage of a simulated chain.
 
@@ -69,8 +104,11 @@ class SimStage:
         min_drafts: drafts it waits for (async).
         verify_cap: most drafts in one forward.
         step_alone: with fewer than `min_drafts` waiting, forward without drafts instead of waiting (async).
-        prefill_s: seconds of a prompt's prefill; None: as a forward of the prompt's tokens.
-        overhead_s: seconds of a step beside the forward.
+        prefill_s: seconds of a prompt's prefill; None: by `prefill`.
+        prefill: seconds of a prefill by number of tokens; None: as a forward of the prompt's tokens.
+        drafts: first stage only: an n-gram drafter in its consumer's process, by what it offers at each position.
+            It takes no time of its own but `overhead_s`, and `latency`, `agreement` and `table` do not count.
+        overhead_s: seconds of a step beside the forward (an n-gram drafter's: of its consumer's step).
         rollback_s: seconds that a rollback adds to the next step.
         switch_s: seconds until the stage can compute when a plan takes it in.
     """
@@ -87,10 +125,14 @@ class SimStage:
     overhead_s: float = 0.0
     rollback_s: float = 0.0
     switch_s: float = 0.0
+    prefill: LatencyCurve | None = None
+    drafts: LocalDrafts | None = None
 
     def prompt_s(self, prompt_tokens: int) -> float:
         """Seconds of a prompt's prefill."""
-        return self.latency.seconds(prompt_tokens) if self.prefill_s is None else self.prefill_s
+        if self.prefill_s is not None:
+            return self.prefill_s
+        return (self.prefill or self.latency).seconds(prompt_tokens)
 
     def __post_init__(self) -> None:
         _check("agreement", self.agreement, 0.0, 1.0)
@@ -129,6 +171,8 @@ class SimChain:
         target = self.stages[-1]
         if target.agreement != 1 or (target.table is not None and not target.table.all()):
             raise ConfigError(f"chain.{count - 1}.agreement", target.agreement, "1, without a table")
+        if any(stage.drafts is not None for stage in self.stages[1:]) or target.drafts is not None:
+            raise ConfigError("drafts", "given", "only in the first stage of a chain that ends in a target")
         _check("wrong_equal", self.wrong_equal, 0.0, 1.0)
         matrix = self.contention_matrix()
         if matrix.shape != (count, count) or not (np.isfinite(matrix) & (matrix > 0)).all():
@@ -141,12 +185,22 @@ class SimChain:
             return np.ones((count, count))
         return np.array(self.contention, dtype=np.float64)
 
+    @property
+    def local_drafter(self) -> SimStage | None:
+        """The n-gram drafter in the process of the first stage that computes, if there is one at work."""
+        first = self.stages[0]
+        return None if self.mode is Mode.PLAIN or first.drafts is None else first
+
     def running(self) -> SimChain:
-        """The chain of stages that compute: in plain mode the target alone."""
-        if self.mode is not Mode.PLAIN or len(self.stages) == 1:
+        """The chain of stages that compute: in plain mode the target alone; never a stage with `drafts`."""
+        if self.mode is Mode.PLAIN:
+            first = len(self.stages) - 1
+        else:
+            first = 0 if self.local_drafter is None else 1
+        if first == 0:
             return self
-        matrix = None if self.contention is None else ((self.contention[-1][-1],),)
-        return replace(self, stages=self.stages[-1:], contention=matrix)
+        matrix = None if self.contention is None else [row[first:] for row in self.contention[first:]]
+        return replace(self, stages=self.stages[first:], contention=matrix)
 
 
 @dataclass(frozen=True, slots=True)

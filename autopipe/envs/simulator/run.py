@@ -13,12 +13,14 @@ from autopipe.core.errors import ConfigError
 from autopipe.core.plan import Mode, WarmupKind
 from autopipe.envs.simulator import kernel
 from autopipe.envs.simulator.agreement import draw_picks
-from autopipe.envs.simulator.model import SimChain, SimRequest
+from autopipe.envs.simulator.model import LocalDrafts, SimChain, SimRequest
 
 TABLE_ROWS = 256
 """Latency tables go up to this many tokens; beyond, the kernel goes on along the last slope."""
 
 _BINS = 130
+
+_NO_DRAFTS = LocalDrafts(np.zeros(1, dtype=np.int64), np.zeros(1, dtype=np.int64), np.zeros((1, 1)))
 
 # Names of the kernel's columns of `count`, in its order.
 _COUNTS = ("forwards", "rows", "proposed", "accepted", "emitted", "rollbacks", "discarded", "caught_up")
@@ -104,6 +106,8 @@ class SimRun:
         start_s: the clock at the start.
         max_events: forwards kept for the timeline.
         skip_prefill: begin with the prompt in every cache.
+        first: position of the request's first output token in the tables of an n-gram drafter.
+        rate: state of the gate's running rate, float64 [2], written; None: a new one.
     """
 
     def __init__(
@@ -115,9 +119,13 @@ class SimRun:
         start_s: float = 0.0,
         max_events: int = 0,
         skip_prefill: bool = False,
+        first: int = 0,
+        rate: NDArray[np.float64] | None = None,
     ) -> None:
         self.request = request
         self.now_s = start_s
+        self._first = first
+        self._rate = np.zeros(2) if rate is None else rate
         self.emitted_s = np.zeros(request.output_tokens)
         self.timeline = np.zeros((max_events, 6))
         self._num_events = np.zeros(1, dtype=np.int64)
@@ -158,6 +166,7 @@ class SimRun:
             self.histogram,
             self.timeline,
             self._num_events,
+            self._rate,
         )
         self.now_s = float(now_s)
         return self.tokens - before
@@ -196,8 +205,8 @@ class SimRun:
 
         Args:
             picks: of the new chain's stages, int8 [K, output_tokens].
-            kept: for each stage of the new chain, its index in the old one, or None. The target must be kept
-                last.
+            kept: for each stage of the new chain that computes (`SimChain.running`), its index among those of the
+                old one, or None. The target must be kept last.
         """
         old_length, old_clock, old_sequence = self.length_of, self.clock, self.sequence
         if self.length_of[-1, kernel.DRAFTS] >= 0:
@@ -229,6 +238,11 @@ class SimRun:
         """Turn settings into the kernel's arrays."""
         self.chain = running = chain.running()
         stages = running.stages
+        drafter = chain.local_drafter
+        offer = _NO_DRAFTS if drafter is None or drafter.drafts is None else drafter.drafts
+        offer = offer.window_of(self._first, self.request.output_tokens)
+        overhead_s = np.array([stage.overhead_s for stage in stages])
+        overhead_s[0] += 0.0 if drafter is None else drafter.overhead_s
         self._picks = np.ascontiguousarray(picks[-len(stages) :])
         warmup, end = running.warmup, self.request.output_tokens
         conservative = int(np.ceil(warmup.fraction * end)) if warmup.kind is WarmupKind.CONSERVATIVE else 0
@@ -242,9 +256,13 @@ class SimRun:
             np.array([warmup.start_window, conservative, every], dtype=np.int64),
             np.array([stage.prompt_s(prompt) for stage in stages]),
             np.array([stage.latency.table(TABLE_ROWS) for stage in stages]),
-            np.array([stage.overhead_s for stage in stages]),
+            overhead_s,
             np.array([stage.rollback_s for stage in stages]),
             running.contention_matrix(),
+            np.array([0 if drafter is None else drafter.window, offer.gate], dtype=np.int64),
+            offer.length,
+            offer.right,
+            offer.confidence,
         )
 
 
@@ -272,11 +290,21 @@ def simulate(
         raise ConfigError("requests", [], "one or more requests")
     rng = np.random.default_rng(seed)
     now_s, first = 0.0, 0
+    rate = np.zeros(2)  # the gate remembers the requests before
     runs: list[SimRun] = []
     ttfts: list[float] = []
     for request in requests:
         picks = draw_picks(chain, request.output_tokens, rng, first)
-        run = SimRun(chain, request, picks, start_s=now_s, max_events=max_events, skip_prefill=skip_prefill)
+        run = SimRun(
+            chain,
+            request,
+            picks,
+            start_s=now_s,
+            max_events=max_events,
+            skip_prefill=skip_prefill,
+            first=first,
+            rate=rate,
+        )
         run.advance()
         ttfts.append(float(run.emitted_s[0]) - now_s)
         now_s, first = run.now_s, first + request.output_tokens

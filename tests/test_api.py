@@ -1,0 +1,254 @@
+"""The Python API over tiny real models in real worker processes."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, LogitsProcessor, StoppingCriteria
+
+from autopipe import AutoPipe, ConfigError, Plan, StagePlan
+from autopipe.core.errors import AutoPipeError, ContextLengthError, TokenizerMismatchError
+from tests.tiny import save_tiny, tiny_tokenizer
+
+PROMPT = "The quick brown fox"
+
+
+@pytest.fixture(scope="module")
+def pipe(tiny_folder: Path) -> Iterator[AutoPipe]:
+    plan = Plan.parse(
+        {"chain": [{"model": "ngram", "ngram": {"gate": False}}, {"model": str(tiny_folder)}], "mode": "lockstep"}
+    )
+    with AutoPipe.from_plan(plan) as pipe:
+        yield pipe
+
+
+@pytest.fixture(scope="module")
+def model(tiny_folder: Path) -> Any:
+    return AutoModelForCausalLM.from_pretrained(tiny_folder).eval()
+
+
+def reference(model: Any, pipe: AutoPipe, length: int, **options: Any) -> list[int]:
+    ids = torch.tensor([pipe.encode(PROMPT)])
+    output = model.generate(ids, max_new_tokens=length, do_sample=False, pad_token_id=0, **options)
+    return output[0, ids.shape[1] :].tolist()
+
+
+def test_greedy_output_is_that_of_transformers_generate(pipe: AutoPipe, model: Any) -> None:
+    result = pipe.generate(PROMPT, max_new_tokens=80)
+    assert result.token_ids == reference(model, pipe, 80)
+    assert result.text == pipe.tokenizer.decode(result.token_ids, skip_special_tokens=True)
+    assert result.stats.stages[0].name == "ngram"
+
+
+def test_token_ids_and_tensors_are_taken_as_model_generate_takes_them(pipe: AutoPipe) -> None:
+    ids = torch.tensor([pipe.encode(PROMPT)])
+    expected = pipe.generate(PROMPT, max_new_tokens=10)
+    assert pipe.generate(ids, max_new_tokens=10).sequences == expected.sequences
+    assert pipe.generate(input_ids=ids[0].tolist(), max_new_tokens=10).token_ids == expected.token_ids
+
+
+def test_deltas_join_to_the_text_and_the_last_has_the_result(pipe: AutoPipe) -> None:
+    deltas = list(pipe.stream(PROMPT, max_new_tokens=40))
+    last = deltas[-1].result
+    assert last is not None
+    assert "".join(delta.text for delta in deltas) == last.text
+    assert [token for delta in deltas for token in delta.token_ids] == last.token_ids
+    assert [delta.finish_reason for delta in deltas[:-1]] == [None] * (len(deltas) - 1)
+
+
+def test_chat_messages_go_through_the_template(pipe: AutoPipe) -> None:
+    ids = pipe.encode(messages=[{"role": "user", "content": "hi"}])
+    assert pipe.tokenizer.decode(ids) == "user: hi\nassistant: "
+
+
+def test_a_stop_string_cuts_text_tokens_usage_and_logprobs_alike(pipe: AutoPipe) -> None:
+    full = pipe.generate(PROMPT, max_new_tokens=80)
+    letters = full.text[20:22]
+    result = pipe.generate(PROMPT, max_new_tokens=80, stop=[letters], num_logprobs=2)
+    assert result.finish_reason == "stop"
+    assert result.text == full.text[: full.text.index(letters)]
+    assert result.token_ids == full.token_ids[: len(result.token_ids)]
+    assert result.logprobs is not None
+    assert len(result.logprobs) == len(result.token_ids)
+    assert letters in pipe.tokenizer.decode(result.token_ids)
+    assert letters not in pipe.tokenizer.decode(result.token_ids[:-1])
+
+
+def test_logprobs_equal_those_of_plain_decoding_and_of_the_model(pipe: AutoPipe, model: Any) -> None:
+    speculative = pipe.generate(PROMPT, max_new_tokens=40, num_logprobs=3)
+    plan = pipe.plan
+    pipe.apply(plan.replace(mode="plain"))
+    plain = pipe.generate(PROMPT, max_new_tokens=40, num_logprobs=3)
+    pipe.apply(plan)
+    assert speculative.logprobs == plain.logprobs
+    ids = torch.tensor([speculative.prompt_ids + speculative.token_ids])
+    with torch.inference_mode():
+        rows = model(ids).logits[0, len(speculative.prompt_ids) - 1 : -1].log_softmax(-1)
+    assert speculative.logprobs is not None
+    for row, item, token in zip(rows, speculative.logprobs, speculative.token_ids, strict=True):
+        assert item["token_id"] == token
+        assert item["logprob"] == pytest.approx(float(row[token]), abs=1e-3)
+        assert len(item["top"]) == 3
+
+
+def test_an_abandoned_iterator_leaves_the_pipeline_clean(pipe: AutoPipe) -> None:
+    expected = pipe.generate(PROMPT, max_new_tokens=30).token_ids
+    stream = pipe.stream(PROMPT, max_new_tokens=400)
+    next(stream)
+    stream.close()
+    assert pipe.generate(PROMPT, max_new_tokens=30).token_ids == expected
+
+
+class OnlyEven(LogitsProcessor):
+    """Stateful on purpose: it would go wrong if shown a prefix twice, or out of order."""
+
+    def __init__(self) -> None:
+        self.lengths: list[int] = []
+
+    def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+        self.lengths.append(input_ids.shape[1])
+        scores = scores.clone()
+        scores[:, 1::2] = -float("inf")
+        return scores
+
+
+def test_a_transformers_logits_processor_works_as_in_generate(pipe: AutoPipe, model: Any) -> None:
+    processor = OnlyEven()
+    result = pipe.generate(PROMPT, max_new_tokens=30, logits_processor=[processor])
+    assert result.token_ids == reference(model, pipe, 30, logits_processor=[OnlyEven()])
+    start = result.prompt_tokens
+    assert processor.lengths == list(range(start, start + len(result.token_ids)))
+
+
+class UpTo(StoppingCriteria):
+    def __init__(self, length: int) -> None:
+        self.length = length
+
+    def __call__(self, input_ids: torch.Tensor, scores: Any, **_: Any) -> torch.Tensor:
+        return torch.tensor([input_ids.shape[1] >= self.length])
+
+
+@pytest.mark.parametrize("extra", [1, 5, 6, 7, 8, 23])
+def test_a_stopping_criterion_stops_at_the_very_token(pipe: AutoPipe, extra: int) -> None:
+    full = pipe.generate(PROMPT, max_new_tokens=40)
+    start = full.prompt_tokens
+    result = pipe.generate(PROMPT, max_new_tokens=40, stopping_criteria=[UpTo(start + extra)])
+    assert result.token_ids == full.token_ids[:extra]
+    assert result.text == pipe.tokenizer.decode(result.token_ids)
+    assert result.finish_reason == "stop"
+
+
+def test_a_streamer_gets_the_prompt_then_every_token_then_the_end(pipe: AutoPipe) -> None:
+    class Recorder:
+        def __init__(self) -> None:
+            self.ids: list[int] = []
+            self.ended = False
+
+        def put(self, value: torch.Tensor) -> None:
+            self.ids += value.tolist()
+
+        def end(self) -> None:
+            self.ended = True
+
+    recorder = Recorder()
+    result = pipe.generate(PROMPT, max_new_tokens=12, streamer=recorder)
+    assert recorder.ids == result.sequences[0]
+    assert recorder.ended
+
+
+def test_a_trace_has_a_lane_per_stage(pipe: AutoPipe, tmp_path: Path) -> None:
+    pipe.generate(PROMPT, max_new_tokens=12, trace=tmp_path / "trace.json")
+    events = json.loads((tmp_path / "trace.json").read_text())["traceEvents"]
+    names = {event["args"]["name"] for event in events if event["name"] == "thread_name"}
+    assert len(names) == 1
+    assert {event["name"] for event in events if event["ph"] == "X"} >= {"prefill"}
+
+
+def test_to_dict_has_the_documented_shape(pipe: AutoPipe) -> None:
+    data = json.loads(json.dumps(pipe.generate(PROMPT, max_new_tokens=5).to_dict()))
+    assert set(data) == {"text", "token_ids", "finish_reason", "usage", "plan", "stats"}
+    assert data["usage"] == {"prompt_tokens": len(pipe.encode(PROMPT)), "completion_tokens": 5}
+    assert {"total_s", "ttft_s", "ms_per_token", "acceptance_length", "stages"} <= set(data["stats"])
+
+
+@pytest.mark.parametrize(
+    ("options", "key"),
+    [
+        ({"temperatur": 1}, "temperatur"),
+        ({"temperature": -1}, "temperature"),
+        ({"top_p": 0}, "top_p"),
+        ({"max_new_tokens": 0}, "max_new_tokens"),
+        ({"stop": [""]}, "stop"),
+        ({"do_sample": True, "temperature": 0.0}, "temperature"),
+    ],
+)
+def test_bad_options_name_the_key(pipe: AutoPipe, options: dict[str, Any], key: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        pipe.generate(PROMPT, **options)
+    assert caught.value.key == key
+
+
+def test_exactly_one_kind_of_prompt(pipe: AutoPipe) -> None:
+    with pytest.raises(ConfigError, match="exactly one"):
+        pipe.generate()
+    with pytest.raises(ConfigError, match="exactly one"):
+        pipe.generate("a", messages=[{"role": "user", "content": "b"}])
+    with pytest.raises(ConfigError, match="one row"):
+        pipe.generate(input_ids=[[1], [2]])
+
+
+def test_a_prompt_too_long_for_the_context_is_told_before_it_runs(pipe: AutoPipe) -> None:
+    with pytest.raises(ContextLengthError, match="512"):
+        pipe.generate(PROMPT, max_new_tokens=500)
+
+
+def test_a_neural_chain_joins_and_leaves_while_it_runs(pipe: AutoPipe, tiny_folder: Path) -> None:
+    before = pipe.plan
+    expected = pipe.generate(PROMPT, max_new_tokens=200).token_ids
+    target = before.target.model_dump()
+    drafter = StagePlan(model=str(tiny_folder), name="copy", window=3).model_dump()
+    chain = Plan.parse({"chain": [drafter, target], "mode": "async"})
+    token_ids: list[int] = []
+    for number, delta in enumerate(pipe.stream(PROMPT, max_new_tokens=200)):
+        token_ids += delta.token_ids
+        if number == 2:
+            pipe.apply(chain)
+        if delta.result is not None:
+            stages = delta.result.stats.stages
+    assert token_ids == expected
+    result = pipe.generate(PROMPT, max_new_tokens=60)
+    assert result.token_ids == expected[:60]
+    assert result.stats.stages[0].name == "copy"
+    assert result.stats.stages[0].acceptance_rate == 1.0
+    pipe.apply(before)
+    assert stages
+
+
+def test_applying_a_plan_with_another_target_is_refused(pipe: AutoPipe, tiny_bf16_folder: Path) -> None:
+    with pytest.raises(ConfigError, match="plans with this target"):
+        pipe.apply(Plan.parse({"chain": [{"model": str(tiny_bf16_folder)}]}))
+
+
+def test_another_tokenizer_is_refused_before_weights_load(tiny_folder: Path, tmp_path: Path) -> None:
+    other = save_tiny(tmp_path / "other")
+    tiny_tokenizer(extra_tokens=("<new>",)).save_pretrained(other)
+    with pytest.raises(TokenizerMismatchError, match="other"):
+        AutoPipe.from_pretrained(str(tiny_folder), drafters=[str(other)])
+
+
+def test_bad_plans_fail_before_weights_load() -> None:
+    for fields in ({"target": "/no/such/folder"}, {"target": "smollm2-135m", "dtype": "int3"}):
+        with pytest.raises(AutoPipeError):
+            AutoPipe.from_pretrained(**fields)
+
+
+def test_emulated_chains_run_through_the_same_api() -> None:
+    stage = {"model": "emulated", "emulated": {"ms": {1: 1}}}
+    plan = Plan.parse({"chain": [{**stage, "name": "a"}, {**stage, "name": "b"}], "mode": "async"})
+    with AutoPipe.from_plan(plan) as pipe:
+        assert len(pipe.generate("hello", max_new_tokens=9).token_ids) == 9
