@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -96,16 +96,19 @@ class AutoPipe:
             ConfigError, ModelLoadError, UnsupportedModelError, TokenizerMismatchError: before weights load
                 wherever that can be told before.
         """
-        self._eos_token_ids = check_plan(plan)
+        loading: list[Future[Any]] = []
         with ThreadPoolExecutor(1) as pool:
-            tokenizer = pool.submit(_load_tokenizer, plan)
-            engine = Engine(plan)
+
+            def preflight() -> None:
+                self._eos_token_ids = check_plan(plan)
+                loading.append(pool.submit(_load_tokenizer, plan))
+
+            self.engine = Engine(plan, preflight=preflight)
             try:
-                self.tokenizer: Any = tokenizer.result()
+                self.tokenizer: Any = loading[0].result()
             except BaseException:
-                engine.close()
+                self.engine.close()
                 raise
-        self.engine = engine
 
     @classmethod
     def from_plan(cls, plan: Plan | str | Path) -> AutoPipe:

@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from autopipe.cli import arguments as arg
+from autopipe.cli import plot_command, profile_command, simulate_command, top_command
 
 app = typer.Typer(
     name="autopipe",
@@ -220,3 +221,7 @@ def doctor(
         from autopipe.cli import doctor_command
 
         doctor_command.doctor(json_output=json_output)
+
+
+for command in (profile_command, simulate_command, plot_command, top_command):
+    command.register(app)

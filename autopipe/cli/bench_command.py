@@ -45,12 +45,12 @@ def bench(
     base = build_plan(options)
     plans = arm_plans(specs, options, threads)
     with bench_session(specs, plans, base, threads) as (arms, encode):
+        ids = [encode(prompt) for prompt in prompt_set]
         ready, missing = prepare_arms(arms)
         for name, reason in missing.items():
             print(f"{name}: missing: {reason}", file=sys.stderr)
         if not ready:
             raise ConfigError("--compare", compare, "at least one arm that can run here")
-        ids = [encode(prompt) for prompt in prompt_set]
         with progress(len(ids) * repeat * len(ready)) as advance:
             measured = {row.name: row for row in run_bench(ready, ids, sampling, repeat=repeat, advance=advance)}
     rows = [measured.get(spec.label, Row(spec.label)) for spec in specs]
@@ -92,6 +92,8 @@ def bench_session(
     def encode(prompt: Prompt) -> list[int]:
         if not tokenizer:
             tokenizer.append(load_tokenizer(base))
+        if base.target.is_emulated and prompt.messages is not None:
+            prompt = Prompt(prompt.name, text="\n".join(message["content"] for message in prompt.messages))
         return encode_prompt(prompt, tokenizer[0])
 
     try:

@@ -8,8 +8,8 @@ from typing import Annotated
 import typer
 
 _DEFAULT_PROMPT = (
-    "Write a Python class Rectangle with width and height, and methods for area, perimeter and scaling. "
-    "Then write a Python class Square and a Python class Circle in the same way."
+    "Write a Python class Temperature with methods to_celsius, to_fahrenheit and to_kelvin, "
+    "and unit tests for each of them."
 )
 _MAX_NEW_TOKENS = 200
 _REPEAT = 2

@@ -49,13 +49,16 @@ class Engine:
 
     Args:
         plan: what to run. Its target and drafters are loaded before the constructor returns.
+        preflight: called before anything loads, while the processes are starting; what it raises is raised.
         load_timeout_s: seconds the models may take to load.
 
     Raises:
         ConfigError, ModelLoadError, UnsupportedModelError: the plan cannot run; the message says why.
     """
 
-    def __init__(self, plan: Plan, *, load_timeout_s: float = 600.0) -> None:
+    def __init__(
+        self, plan: Plan, *, preflight: Callable[[], None] = lambda: None, load_timeout_s: float = 600.0
+    ) -> None:
         self._plan = plan
         self._load_timeout_s = load_timeout_s
         self._commands: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
@@ -75,6 +78,8 @@ class Engine:
         self._exit_hook = _weakly(weakref.WeakMethod(self.close))
         atexit.register(self._exit_hook)
         try:
+            self._call(lambda: self._fleet.spawn(plan))
+            preflight()
             self.apply(plan)
         except BaseException:
             self.close()

@@ -57,8 +57,8 @@ class Fleet:
         worker = self.workers.get(key)
         return worker is not None and worker.state is WorkerState.READY
 
-    def start(self, plan: Plan, only: set[str] | None = None) -> None:
-        """Start the stages of `plan` (of these, `only` those named) that are not running."""
+    def spawn(self, plan: Plan, only: set[str] | None = None) -> None:
+        """Start processes for the stages of `plan` (of these, `only` those named) that have none."""
         names = [name for name, stage in zip(plan.names(), plan.chain, strict=True) if not stage.is_ngram]
         for key, name, stage in zip(stage_keys(plan), names, neural_stages(plan), strict=True):
             worker = self.workers.get(key)
@@ -69,21 +69,31 @@ class Fleet:
                 continue
             taken = {other.slot.index for other in self.workers.values()} | self._leaving_slots
             index = next(index for index in range(MAX_SLOTS) if index not in taken)
-            threads = stage.threads or default_threads(plan)
-            started = start_worker(key, name, self._board.slot(index), index, self._descriptor, self._bells, threads)
+            slot, threads = self._board.slot(index), stage.threads or default_threads(plan)
+            started = start_worker(
+                key, name, slot, self._descriptor, self._bells, threads=threads, warm=not stage.is_emulated
+            )
             self.workers[key] = started
             self._by_descriptor[started.channel.fileno()] = started
             self._poller.register(started.channel.fileno(), select.POLLIN)
-            started.send(
-                {
-                    "type": "load",
-                    "stage": stage.model_dump(mode="json"),
-                    "name": name,
-                    "exact": plan.exact,
-                    "threads": threads,
-                    "cores": stage.cores,
-                }
-            )
+
+    def start(self, plan: Plan, only: set[str] | None = None) -> None:
+        """Have the stages of `plan` (of these, `only` those named) loaded, where they are not."""
+        self.spawn(plan, only)
+        for key, stage in zip(stage_keys(plan), neural_stages(plan), strict=True):
+            worker = self.workers.get(key)
+            if worker is not None and worker.state is WorkerState.SPAWNED:
+                worker.state = WorkerState.LOADING
+                worker.send(
+                    {
+                        "type": "load",
+                        "stage": stage.model_dump(mode="json"),
+                        "name": worker.name,
+                        "exact": plan.exact,
+                        "threads": stage.threads or default_threads(plan),
+                        "cores": stage.cores,
+                    }
+                )
 
     def revive(self, plan: Plan) -> None:
         """Start again what is missing of `plan`; drafters a few times at most."""

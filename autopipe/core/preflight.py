@@ -37,8 +37,8 @@ def check_plan(plan: Plan) -> tuple[int, ...]:
             require_same_tokenizer(target, drafter, plan.target.model, stage.model)
     if num_table_tokens > infos[last].vocab_size:
         raise TokenizerMismatchError(
-            f"the n-gram table {table!r} has tokens up to {num_table_tokens - 1}, the target {plan.target.model!r} only "
-            f"{infos[last].vocab_size}: it was learned with another tokenizer"
+            f"the n-gram table {table!r} has tokens up to {num_table_tokens - 1}, the target "
+            f"{plan.target.model!r} only {infos[last].vocab_size}: it was learned with another tokenizer"
         )
     return tuple(infos[last].eos_token_ids)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import subprocess
@@ -19,6 +20,7 @@ SILENT_S = 0.7
 
 
 class WorkerState(Enum):
+    SPAWNED = "spawned"
     LOADING = "loading"
     READY = "ready"
     DEAD = "dead"
@@ -39,7 +41,7 @@ class WorkerProcess:
     slot: Slot
     process: subprocess.Popen[bytes]
     channel: Channel
-    state: WorkerState = WorkerState.LOADING
+    state: WorkerState = WorkerState.SPAWNED
     facts: Message = field(default_factory=dict)
     request: int | None = None
     outgrown: bool = False
@@ -75,12 +77,16 @@ def start_worker(
     key: str,
     name: str,
     slot: Slot,
-    slot_index: int,
     board_descriptor: int,
     bells: Sequence[Doorbell],
+    *,
     threads: int,
+    warm: bool,
 ) -> WorkerProcess:
-    """Start `python -m autopipe.core.worker`; unlike multiprocessing's spawn this never runs the user's script again."""
+    """Start `python -m autopipe.core.worker`; unlike multiprocessing's spawn this never runs the user's script again.
+
+    With `warm` it imports what a real model needs at once, before it is told which.
+    """
     slot.clear()
     ours, theirs = Channel.pair()
     bell_list = ",".join(f"{bell.read_descriptor}:{bell.write_descriptor}" for bell in bells)
@@ -94,8 +100,9 @@ def start_worker(
     environment.setdefault("TRANSFORMERS_VERBOSITY", "error")
     process = subprocess.Popen(
         [sys.executable, "-m", "autopipe.core.worker"]
-        + ["--channel", str(theirs.fileno()), "--board", str(board_descriptor), "--slot", str(slot_index)]
-        + ["--parent", str(os.getpid()), "--bells", bell_list],
+        + ["--channel", str(theirs.fileno()), "--board", str(board_descriptor), "--slot", str(slot.index)]
+        + ["--parent", str(os.getpid()), "--bells", bell_list]
+        + (["--warm"] if warm else []),
         pass_fds=sorted(descriptors),
         env=environment,
         stdin=subprocess.DEVNULL,
@@ -111,8 +118,6 @@ def stop_workers(workers: Sequence[WorkerProcess], grace_s: float = 1.0) -> None
         worker.send({"type": "shutdown"})
     deadline = time.monotonic() + grace_s
     for worker in workers:
-        try:
+        with contextlib.suppress(subprocess.TimeoutExpired):
             worker.process.wait(max(0.0, deadline - time.monotonic()))
-        except subprocess.TimeoutExpired:
-            pass
         worker.kill()

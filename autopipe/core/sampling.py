@@ -11,7 +11,7 @@ class SamplingParams(UserModel):
     """Options of one request; names and meanings as in transformers and the OpenAI API.
 
     Attributes:
-        temperature: 0 is greedy.
+        temperature: 0 is greedy; else 1e-6 to 100 (below, float32 logits overflow).
         top_k: keep the k likeliest tokens; None or 0: all.
         top_p: keep the smallest set of likeliest tokens with at least this probability.
         min_p: drop tokens less likely than this share of the likeliest.
@@ -41,6 +41,13 @@ class SamplingParams(UserModel):
     stop: tuple[str, ...] = ()
     seed: int = Field(default=0, ge=0, lt=2**63)
     num_logprobs: int | None = Field(default=None, ge=0, le=20)
+
+    @field_validator("temperature")
+    @classmethod
+    def _not_overflowing(cls, value: float) -> float:
+        if 0 < value < 1e-6:
+            raise ValueError("0 (greedy), or 1e-6 to 100")
+        return value
 
     @field_validator("stop", mode="before")
     @classmethod

@@ -194,8 +194,6 @@ class Stage:
 
     def _replace(self, request: StageRequest, position: int, tokens: Sequence[int]) -> None:
         """Make the sequence `tokens` from `position` on."""
-        for stale in range(position, len(request.tokens)):
-            request.rows.pop(stale, None)
         request.tokens[position:] = tokens
         if self.backend.length > position:
             self.backend.rollback(position)
@@ -399,6 +397,7 @@ class Stage:
             stopped=stopped,
             rows=rows,
         )
+        request.rows.clear()
         request.changed_from = length
         request.published_stopped = stopped
         if self._consumer is not None and (stopped or length >= self._consumer.wake_at):

@@ -7,6 +7,7 @@ to do. It dies with its parent, and it says so every 0.1 s that it lives.
 from __future__ import annotations
 
 import argparse
+import importlib
 import logging
 import os
 import select
@@ -272,6 +273,12 @@ def _bind(cores: Sequence[int] | None, threads: int | None) -> None:
         torch.set_num_threads(threads)
 
 
+def _import_heavy() -> None:
+    """Import what takes seconds while the engine is still checking the plan."""
+    for name in ("transformers.models.auto.configuration_auto", "autopipe.core.backends.fused", "autopipe.core.stage"):
+        importlib.import_module(name)
+
+
 def _expect(stage: Stage, spec: EmulatedStage) -> None:
     """What `_measure` finds out, for a stage that says it."""
     for num_tokens, milliseconds in spec.ms.items():
@@ -314,11 +321,14 @@ def main() -> None:
     parser.add_argument("--slot", type=int, required=True)
     parser.add_argument("--parent", type=int, required=True)
     parser.add_argument("--bells", required=True, help="read:write descriptors, comma-separated")
+    parser.add_argument("--warm", action="store_true", help="import what a real model needs at once")
     arguments = parser.parse_args()
     bells = [Doorbell(*map(int, pair.split(":"))) for pair in arguments.bells.split(",")]
     board = Board(arguments.board)
     slot = board.slot(arguments.slot)
     threading.Thread(target=_watch, args=(arguments.parent, slot), daemon=True).start()
+    if arguments.warm:
+        _import_heavy()
     worker = Worker(Channel.from_descriptor(arguments.channel), board, arguments.slot, bells)
     try:
         worker.run()

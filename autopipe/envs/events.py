@@ -73,9 +73,7 @@ class MemoryTaken(_Timed):
     memory_gb: float = Field(gt=0)
 
 
-Event = Annotated[
-    SlowDown | Throttle | DrafterDies | Drift | Contention | MemoryTaken, Field(discriminator="type")
-]
+Event = Annotated[SlowDown | Throttle | DrafterDies | Drift | Contention | MemoryTaken, Field(discriminator="type")]
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,8 +1,9 @@
 """The plans a policy may choose from, as actions: vectors of small whole numbers.
 
 An action is `[chain, window of slot 0, window of slot 1, ..., min_drafts, mode, warmup, adapter]`, each an index.
-`chain` is a bit mask over drafter slots (bit i: slot i drafts), so 0 is `off`, plain decoding, and the same number means
-the same kind of chain whatever the models are: slot 0 is the cheapest drafter, and the only one that may be an n-gram.
+`chain` is a bit mask over drafter slots (bit i: slot i drafts), so 0 is `off`, plain decoding, and the same number
+means the same kind of chain whatever the models are: slot 0 is the cheapest drafter, and the only one that may be an
+n-gram.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from autopipe.envs.config import SpaceConfig
 
 OFF = 0
 NO_ADAPTER = 0
+_MASKS_KEPT = 256
 
 Action = NDArray[np.int64]
 Mask = NDArray[np.bool_]
@@ -111,6 +113,7 @@ class ActionCodec:
         self.menu = menu
         self.sizes = action_sizes(spaces)
         self._starts = np.concatenate([[0], np.cumsum(self.sizes)])
+        self._masks: dict[tuple[int | None, int, float, int], Mask] = {}
 
     @property
     def num_slots(self) -> int:
@@ -159,6 +162,14 @@ class ActionCodec:
             share: most of the memory that models may take.
             dead: bit mask of drafters that are not alive.
         """
+        key = (memory_total_bytes, memory_others_bytes, share, dead)
+        if key not in self._masks:
+            if len(self._masks) >= _MASKS_KEPT:
+                self._masks.clear()
+            self._masks[key] = self._make_mask(*key)
+        return self._masks[key].copy()
+
+    def _make_mask(self, memory_total_bytes: int | None, memory_others_bytes: int, share: float, dead: int) -> Mask:
         mask = np.ones(self._starts[-1], dtype=np.bool_)
         for chain in range(1, self.sizes[0]):
             mask[chain] = self.allowed(chain, memory_total_bytes, memory_others_bytes, share, dead)

@@ -17,7 +17,9 @@ class PromptKind(str, Enum):
 _CODE = re.compile(r"```|^\s*(def|class|import|from|#include|public|function|const|return)\b|[;{}]\s*$", re.M)
 _CODE_WORDS = re.compile(r"\b(python|javascript|java|rust|c\+\+|function|program|script|sql|regex|unit test)\b", re.I)
 _SUMMARY = re.compile(r"\b(summari[sz]e|summary|tl;?dr|shorten|key points|rewrite|translate|extract)\b", re.I)
-_MATH = re.compile(r"\b(solve|equation|calculate|how many|prove|integral|derivative|percent)\b|\d\s*[-+*/=^]\s*\d", re.I)
+_MATH = re.compile(
+    r"\b(solve|equation|calculate|how many|prove|integral|derivative|percent)\b|\d\s*[-+*/=^]\s*\d", re.I
+)
 _CHAT_CHARACTERS = 600
 
 

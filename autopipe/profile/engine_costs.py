@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import statistics
 import time
 from collections.abc import Sequence
@@ -32,14 +33,12 @@ def measure_engine(plan: Plan, prompt: Sequence[int], pick_s: float) -> EngineCo
         start_s = time.monotonic() - started
         _run(engine, prompt)  # warm-up
         step_s, overhead_s = _plain_step(_run(engine, prompt), plan.names()[-1])
-        settings_s = [
-            _timed_apply(engine, other) for _ in range(_SWITCHES) for other in (lockstep, plain)
-        ]
+        settings_s = [_timed_apply(engine, other) for _ in range(_SWITCHES) for other in (lockstep, plain)]
         handover_s = None
         if len(neural_stages(plan)) > 1:
             engine.apply(_without_ngram(lockstep))
             _run(engine, prompt)
-            handover_s = _idle_per_forward(_run(engine, prompt))
+            handover_s = pick_s + _idle_per_forward(_run(engine, prompt))
             engine.apply(plain)
         join_s, leave_s = _membership(engine, plain)
     return EngineCosts(
@@ -80,14 +79,15 @@ def _timed_apply(engine: Engine, plan: Plan) -> float:
 
 
 def _run(engine: Engine, prompt: Sequence[int]) -> Outcome:
-    handle = engine.submit(prompt, SamplingParams(max_new_tokens=_TOKENS), trace=True)
+    room = engine.facts(engine.plan.names()[-1])["max_length"] - len(prompt)
+    handle = engine.submit(prompt, SamplingParams(max_new_tokens=min(_TOKENS, room)), trace=True)
     return handle.outcome()
 
 
 def _plain_step(outcome: Outcome, target: str) -> tuple[float, float]:
     """Median seconds of a decoding step, from one start to the next, and between two of them."""
     events = [event for event in outcome.trace[target] if event.name == "decode"]
-    pairs = list(zip(events, events[1:], strict=False))
+    pairs = list(itertools.pairwise(events))
     step = statistics.median((after.start_ns - before.start_ns) / 1e9 for before, after in pairs)
     gap = statistics.median((after.start_ns - before.end_ns) / 1e9 for before, after in pairs)
     return step, max(0.0, gap)

@@ -9,33 +9,73 @@ from typing import Any
 
 from autopipe.core.backends.base import StageBackend
 
-_PASS_S = 20.0
-"""No further repeats of a set of points are begun after so many seconds: slow models are measured once."""
+Clock = Callable[[], float]
+Samples = dict[tuple[int, int], list[float]]
+"""Seconds by (context, tokens)."""
+
+_PASS_S = 25.0
+"""No repeats of a set of points are begun after so many seconds: very slow models are measured once."""
 
 
 def verify_points(
-    backend: StageBackend, context: int, tokens: Sequence[int], repeats: int, clock: Callable[[], float] = time.monotonic
-) -> list[dict[str, Any]]:
-    """Latency of `forward` of n tokens behind `context` tokens, for each n of `tokens` that fits.
+    backend: StageBackend,
+    contexts: Sequence[int],
+    tokens: Sequence[int],
+    repeats: int,
+    clock: Clock = time.monotonic,
+) -> dict[str, list[dict[str, Any]]]:
+    """Latency of `forward` of n tokens behind each context, for each n of `tokens` that fits.
 
     All points take their turn before the next repeat, so that a slow moment of the machine hits all of them.
+
+    Args:
+        contexts: tokens in the cache before the forward, ascending.
+
+    Returns:
+        `verify`: the points; `catch_up`: of the prefills by which the cache grew from one context to the next.
     """
-    wanted = [n for n in tokens if context + n <= backend.max_length]
-    _fill(backend, context)
-    samples = _rounds(wanted, repeats, lambda n: _timed(backend, context, n, backend.forward, clock), clock)
+    verify: Samples = {}
+    catch_up: Samples = {}
+    deadline = clock() + _PASS_S
+    for repeat in range(repeats + 1):
+        if repeat == 1:
+            verify.clear()  # the first round warms up
+        if repeat > 1 and clock() > deadline:
+            break
+        backend.reset()
+        for context in contexts:
+            grown_from, missing = backend.length, context - backend.length
+            started = clock()
+            backend.prefill(_ids(backend, missing))
+            if grown_from:
+                catch_up.setdefault((grown_from, missing), []).append(clock() - started)
+            for n in tokens:
+                if context + n <= backend.max_length:
+                    seconds = _timed(backend, context, n, backend.forward, clock)
+                    verify.setdefault((context, n), []).append(seconds)
     backend.reset()
-    return _points(context, samples)
+    return {"verify": _points(verify), "catch_up": _points(catch_up)}
 
 
 def prefill_points(
-    backend: StageBackend, context: int, tokens: Sequence[int], repeats: int, clock: Callable[[], float] = time.monotonic
+    backend: StageBackend,
+    context: int,
+    tokens: Sequence[int],
+    repeats: int,
+    clock: Clock = time.monotonic,
 ) -> list[dict[str, Any]]:
     """Latency of `prefill` of n tokens behind `context` tokens (0: of a prompt), for each n of `tokens` that fits."""
     wanted = [n for n in tokens if context + n <= backend.max_length]
     _fill(backend, context)
-    samples = _rounds(wanted, repeats, lambda n: _timed(backend, context, n, backend.prefill, clock), clock)
+    samples: Samples = {}
+    deadline = clock() + _PASS_S
+    for repeat in range(repeats):
+        for n in wanted:
+            if not repeat or clock() < deadline:
+                seconds = _timed(backend, context, n, backend.prefill, clock)
+                samples.setdefault((context, n), []).append(seconds)
     backend.reset()
-    return _points(context, samples)
+    return _points(samples)
 
 
 def spin(backend: StageBackend, context: int, tokens: int, seconds: float) -> list[tuple[float, float]]:
@@ -53,27 +93,12 @@ def spin(backend: StageBackend, context: int, tokens: int, seconds: float) -> li
     return times
 
 
-def _rounds(
-    wanted: Sequence[int], repeats: int, measure: Callable[[int], float], clock: Callable[[], float]
-) -> dict[int, list[float]]:
-    """Seconds by number of tokens. The first round warms up and does not count, unless it was very slow."""
-    deadline = clock() + _PASS_S
-    warm_up = {n: [measure(n)] for n in wanted}
-    samples: dict[int, list[float]] = {n: [] for n in wanted}
-    for _ in range(repeats):
-        if clock() > deadline:
-            break
-        for n in wanted:
-            samples[n].append(measure(n))
-    return {n: samples[n] or warm_up[n] for n in wanted}
-
-
 def _timed(
     backend: StageBackend,
     context: int,
     num_tokens: int,
     append: Callable[[Sequence[int]], object],
-    clock: Callable[[], float],
+    clock: Clock,
 ) -> float:
     ids = _ids(backend, num_tokens)
     started = clock()
@@ -83,15 +108,15 @@ def _timed(
     return seconds
 
 
-def _points(context: int, samples: dict[int, list[float]]) -> list[dict[str, Any]]:
+def _points(samples: Samples) -> list[dict[str, Any]]:
     return [
         {
             "context": context,
             "tokens": n,
             "seconds": statistics.median(seconds),
-            "p90_s": sorted(seconds)[min(len(seconds) - 1, round(0.9 * (len(seconds) - 1)))],
+            "p90_s": sorted(seconds)[round(0.9 * (len(seconds) - 1))],
         }
-        for n, seconds in samples.items()
+        for (context, n), seconds in samples.items()
     ]
 
 

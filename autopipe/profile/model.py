@@ -88,12 +88,18 @@ class Curves(UserModel):
 
 
 class Memory(UserModel):
-    """Of the stage's process, loaded; `pss_bytes` counts shared pages by share, null where the system cannot tell."""
+    """Of the stage's process, loaded.
+
+    Attributes:
+        pss_bytes: shared pages by share; null where the system cannot tell.
+        device_bytes: reserved on the GPU by torch; null on a CPU.
+    """
 
     rss_bytes: Count
     pss_bytes: Count | None
     weight_bytes: Count | None
     kv_bytes_per_token: Count | None
+    device_bytes: Count | None = None
 
 
 class StageProfile(UserModel):
@@ -101,11 +107,13 @@ class StageProfile(UserModel):
 
     Attributes:
         stage: as in the plan it came from.
+        device: where it computes, `auto` resolved; empty for an emulated stage.
         load_s: seconds from weights on disk to ready. start_s: of that stage's process before, imports included.
     """
 
     name: str
     stage: StagePlan
+    device: str
     vocab_size: int
     max_length: int
     exact: bool
@@ -133,7 +141,7 @@ class EngineCosts(UserModel):
         settings_s: putting a plan with other windows or another mode in force.
         join_s, leave_s: by drafter, putting a plan in force that takes it in (loading included) or drops it.
         step_s: a plain decoding step. step_overhead_s: of a step, the seconds beside the forward.
-        handover_s: lockstep of several stages: per step, the seconds in which none computes; null with one stage.
+        handover_s: the same in lockstep of several stages, waking the next one included; null with one stage.
     """
 
     start_s: Seconds

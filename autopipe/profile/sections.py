@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -21,23 +22,32 @@ class Sections:
     Args:
         output: where the profile will be.
         content_hash: of what is being measured.
+        resume: false: ignore any partial file.
     """
 
-    def __init__(self, output: Path, content_hash: str) -> None:
+    def __init__(self, output: Path, content_hash: str, *, resume: bool = True) -> None:
         self._output = output
         self._path = output.with_name(output.name + PARTIAL_SUFFIX)
         self._hash = content_hash
-        self._done: dict[str, Any] = self._read()
+        self._done: dict[str, Any] = {}
+        self._seconds: dict[str, float] = {}
+        if resume:
+            self._read()
         self.num_resumed = len(self._done)
 
-    def __contains__(self, name: str) -> bool:
-        return name in self._done
+    @property
+    def took_s(self) -> float:
+        """Seconds all sections took, those of interrupted calls included."""
+        return sum(self._seconds.values())
 
     def get(self, name: str, measure: Callable[[], Any]) -> Any:
         """The section's result: from disk, or from `measure`, then put on disk."""
         if name not in self._done:
+            started = time.monotonic()
             self._done[name] = measure()
-            write_json(self._path, {"content_hash": self._hash, "sections": self._done})
+            self._seconds[name] = time.monotonic() - started
+            parts = {"content_hash": self._hash, "sections": self._done, "seconds": self._seconds}
+            write_json(self._path, parts)
         return self._done[name]
 
     def finish(self, profile: dict[str, Any]) -> None:
@@ -45,15 +55,15 @@ class Sections:
         write_json(self._output, profile)
         self._path.unlink(missing_ok=True)
 
-    def _read(self) -> dict[str, Any]:
+    def _read(self) -> None:
         try:
             data = json.loads(self._path.read_text(encoding="utf-8"))
         except (OSError, UnicodeDecodeError, json.JSONDecodeError):
-            return {}  # none yet, or cut short by a crash: measured again
+            return  # none yet, or cut short by a crash: measured again
         if not isinstance(data, dict) or data.get("content_hash") != self._hash:
-            return {}
-        sections = data.get("sections")
-        return sections if isinstance(sections, dict) else {}
+            return
+        if isinstance(data.get("sections"), dict) and isinstance(data.get("seconds"), dict):
+            self._done, self._seconds = data["sections"], data["seconds"]
 
 
 def write_json(path: Path, data: Any) -> None:

@@ -12,7 +12,9 @@ _BLOCK = 32
 """Positions of a teacher-forced forward: few enough for a large vocabulary's logits."""
 
 
-def greedy_output(backend: StageBackend, prompt: Sequence[int], max_new_tokens: int, eos: Sequence[int]) -> dict[str, Any]:
+def greedy_output(
+    backend: StageBackend, prompt: Sequence[int], max_new_tokens: int, eos: Sequence[int]
+) -> dict[str, Any]:
     """Plain greedy decoding, as the engine does it without drafters.
 
     Returns:

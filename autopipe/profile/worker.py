@@ -26,13 +26,16 @@ class StageSession:
 
     def load(self, stage: dict[str, Any], exact: bool, threads: int) -> dict[str, Any]:
         """Load the stage."""
-        from autopipe.core.backends.load import load_backend
+        from autopipe.core.backends.load import check_stage, load_backend
         from autopipe.core.plan import StagePlan
 
+        plan = StagePlan.parse(stage)
         started = time.monotonic()
-        self._backend = backend = load_backend(StagePlan.parse(stage), exact=exact, threads=threads)
+        self._backend = backend = load_backend(plan, exact=exact, threads=threads)
+        load_s = time.monotonic() - started
         return {
-            "load_s": time.monotonic() - started,
+            "load_s": load_s,
+            "device": check_stage(plan).device,
             "vocab_size": backend.vocab_size,
             "max_length": backend.max_length,
             "exact": backend.exact,
@@ -40,7 +43,7 @@ class StageSession:
         }
 
     def memory(self) -> dict[str, Any]:
-        """Memory of this process; `pss_bytes` is null where the system does not tell."""
+        """Memory of this process, and on the GPU; null where it cannot be told."""
         import psutil
 
         full = psutil.Process().memory_full_info()
@@ -50,6 +53,7 @@ class StageSession:
             "pss_bytes": getattr(full, "pss", None),
             "weight_bytes": notes.weight_bytes,
             "kv_bytes_per_token": notes.kv_bytes_per_token,
+            "device_bytes": _reserved_on_gpu(),
         }
 
     def set_threads(self, threads: int) -> None:
@@ -61,11 +65,11 @@ class StageSession:
         if set_threads is not None:
             set_threads(threads)
 
-    def verify(self, context: int, tokens: list[int], repeats: int) -> list[dict[str, Any]]:
-        """Latency of a forward of n tokens behind `context` tokens, for each n; see `measure`."""
+    def verify(self, contexts: list[int], tokens: list[int], repeats: int) -> dict[str, list[dict[str, Any]]]:
+        """Latency of a forward of n tokens behind each context, for each n; see `measure.verify_points`."""
         from autopipe.profile import measure
 
-        return measure.verify_points(self._backend, context, tokens, repeats)
+        return measure.verify_points(self._backend, contexts, tokens, repeats)
 
     def prefill(self, context: int, tokens: list[int], repeats: int) -> list[dict[str, Any]]:
         """Latency of a prefill of n tokens behind `context` tokens, for each n."""
@@ -90,6 +94,14 @@ class StageSession:
         from autopipe.profile import teacher
 
         return teacher.forced_picks(self._backend, prompt, output, vocab_size)
+
+
+def _reserved_on_gpu() -> int | None:
+    import torch
+
+    if not torch.cuda.is_available() or not torch.cuda.memory_reserved():
+        return None
+    return int(torch.cuda.memory_reserved())
 
 
 COMMANDS = ("load", "memory", "set_threads", "verify", "prefill", "spin", "greedy", "picks")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import functools
 
 import pytest
@@ -33,7 +34,7 @@ def make_backend(kind: str, dtype: str, noise: float = 0.0) -> StageBackend:
     model = _model(noise, dtype)
     if kind == "fused":
         return FusedBackend(model.config, tiny_state(model), dtype=DTYPES[dtype], threads=1)
-    return TransformersBackend(model, threads=1)
+    return TransformersBackend(copy.deepcopy(model), threads=1)  # it repacks the weights of what it is given
 
 
 @functools.cache

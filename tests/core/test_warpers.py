@@ -88,6 +88,28 @@ def test_ties_fall_as_in_transformers(halves: list[int], top_k: int | None, top_
     assert np.array_equal(dense(row, params), transformers_scores(row, params))
 
 
+@settings(max_examples=200, deadline=None)
+@given(
+    st.lists(st.integers(-8, 8), min_size=1, max_size=40),
+    st.none() | st.integers(0, 12),
+    st.sampled_from([0.05, 0.25, 0.5, 0.75, 0.9, 1.0]),
+    st.sampled_from([0.0, 0.1, 0.5, 1.0]),
+)
+def test_the_reference_keeps_what_transformers_keeps(
+    halves: list[int], top_k: int | None, top_p: float, min_p: float
+) -> None:
+    params = SamplingParams(temperature=1.0, top_k=top_k, top_p=top_p, min_p=min_p)
+    row = np.array(halves, dtype=np.float32) / 2
+    assert np.array_equal(reference_mask(row, params), transformers_scores(row, params) > -np.inf)
+
+
+@pytest.mark.parametrize("spread", [0.0, 0.01, 1.0, 3.0])
+def test_large_flat_rows_fall_as_in_transformers(spread: float) -> None:
+    row = (np.random.default_rng(1).normal(size=49_152) * spread).astype(np.float32)
+    params = SamplingParams(temperature=1.0, top_p=0.9)
+    assert np.array_equal(dense(row, params), transformers_scores(row, params))
+
+
 @pytest.mark.parametrize("offset", [-2e-5, -1e-6, -1e-7, 0.0, 1e-7, 1e-6, 2e-5])
 def test_a_boundary_within_rounding_falls_as_in_transformers(offset: float) -> None:
     row = (np.random.default_rng(3).normal(size=20_000) * 2).astype(np.float32)

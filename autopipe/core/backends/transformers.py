@@ -1,11 +1,12 @@
 """Stage backend for any causal language model that transformers can load.
 
 How `exact` is kept. Library kernels round a row differently when a call has another number of rows or keys. So
-every forward here has the same number of rows (`rows`, the rest padding), and offers a row a number of keys that
-depends on the row's position alone (masked up to a multiple of `KEY_BLOCK`). Then a row's logits are the same
-however tokens were grouped. Models for which that does not hold (mixtures of experts, whose matmuls grow with the
-rows that chose an expert; ALiBi biases that must fit the keys) are found out by a check at load and run one token
-per forward instead, which is exact for every model, but no faster for several tokens.
+a forward offers a row a number of keys that depends on the row's position alone (masked up to a multiple of
+`KEY_BLOCK`), and the number of rows is kept out of the result in the cheapest way that serves (see `Layout`):
+on a CPU, linear layers move to our own kernels, whose rows are independent; elsewhere every forward has the same
+number of rows, the rest padding; and models for which neither holds (mixtures of experts, whose matmuls grow with
+the rows that chose an expert; ALiBi biases that must fit the keys) run one token per forward, which is exact for
+every model, but no faster for several tokens. A check at load finds out which.
 """
 
 from __future__ import annotations
@@ -17,16 +18,21 @@ from typing import Any
 import torch
 
 from autopipe.core.backends.base import CostNotes, StageBackend
+from autopipe.core.backends.transformers_attention import NAME as ATTENTION
+from autopipe.core.backends.transformers_attention import QUERY_ROWS
 from autopipe.core.backends.transformers_cache import RollbackLayer, Step, rollback_cache, unfit_reason
 from autopipe.core.backends.transformers_check import check_at_load
 from autopipe.core.backends.transformers_layout import Layout
+from autopipe.core.backends.transformers_linear import KernelLinears, fits_kernels
 from autopipe.core.errors import ConfigError, ContextLengthError, RollbackError, UnsupportedModelError
+from autopipe.core.kernels.native import default_threads
 from autopipe.core.models.spec import ModelSource
 from autopipe.core.plan import Dtype
 
 DEFAULT_ROWS = 8
 KEY_BLOCK = 128
 PREFILL_CHUNK = 1024
+_SPARE_KEYS = 32
 _UNLIMITED = 1 << 20
 
 
@@ -37,14 +43,17 @@ class TransformersBackend(StageBackend):
         model: a model spec, what `resolve` made of it, or a transformers model (which is put in eval mode and
             must not be used elsewhere).
         exact: see `StageBackend`.
-        rows: rows of a padded forward; most tokens checked at the price of one forward.
+        rows: rows of a padded forward, and most tokens in one forward while `exact`.
         dtype: `auto`: see `autopipe.core.models.choose_dtype`. Ignored for a model object.
         device: `auto` (a CUDA GPU if there is one, else the CPU), or any torch device.
         device_map: for `from_pretrained`; takes the place of `device`. Needs accelerate.
         adapter: folder of a PEFT adapter, merged at load.
-        threads: torch threads of this process; None: as they are.
+        threads: compute threads; None: all cores for our kernels, else torch's setting. torch's own threads are
+            a setting of the whole process: the number given, or 1 beside our kernels (two pools of threads on the
+            same cores slow each other down).
         max_length: shorten the context; None: the model's own.
-        check: run the check at load (about ten forwards); false: trust the model to be exact when padded.
+        kernels: use our own kernels for linear layers where they fit (CPU; bf16 or fp32).
+        check: run the check at load (about ten forwards); false: trust the first layout.
 
     Raises:
         ConfigError, ModelLoadError: the model cannot be found or loaded.
@@ -65,14 +74,15 @@ class TransformersBackend(StageBackend):
         threads: int | None = None,
         max_length: int | None = None,
         name: str | None = None,
+        kernels: bool = True,
         check: bool = True,
     ) -> None:
         if rows < 1:
             raise ConfigError("rows", rows, "1 or more")
         if max_length is not None and max_length < 1:
             raise ConfigError("max_length", max_length, "1 or more")
-        if threads is not None:
-            self.set_threads(threads)
+        if threads is not None and threads < 1:
+            raise ConfigError("threads", threads, "1 or more")
         self._model: Any = model
         if isinstance(model, (str, ModelSource)):
             from autopipe.core.backends.transformers_loading import load_model
@@ -89,8 +99,16 @@ class TransformersBackend(StageBackend):
         own_length = getattr(config.get_text_config(decoder=True), "max_position_embeddings", None)
         self.max_length = min(own_length or _UNLIMITED, max_length or _UNLIMITED)
         self.exact = exact
-        self.layout = Layout.PADDED if exact else Layout.FREE
+        self.layout = Layout.FREE
         self.choice_reason = ""
+        self._linears: KernelLinears | None = None
+        if kernels and fits_kernels(self._model):
+            self._linears = KernelLinears(self._model, threads)
+        if threads is not None or self._linears is not None:
+            self.set_threads(threads or 0)
+        if exact:
+            own_attention = config._attn_implementation == ATTENTION
+            self.layout = Layout.ROWS if self._linears is not None and own_attention else Layout.PADDED
         self._rows = min(rows, self.max_length)
         self._device = self._model.get_input_embeddings().weight.device
         self._keeps_logits = "logits_to_keep" in inspect.signature(type(self._model).forward).parameters
@@ -100,6 +118,8 @@ class TransformersBackend(StageBackend):
         self._cache = rollback_cache(config, self._step)
         if check:
             check_at_load(self)
+        if self._linears is not None:
+            self._linears.commit()
 
     @property
     def length(self) -> int:
@@ -116,8 +136,20 @@ class TransformersBackend(StageBackend):
         return any(isinstance(layer, RollbackLayer) and layer.num_stored for layer in self._cache.layers)
 
     def set_threads(self, threads: int) -> None:
-        """Set torch's threads, of the whole process. Rounding of a prefill may depend on them."""
-        torch.set_num_threads(threads)
+        """Compute with so many threads from now on; 0: all cores. With our kernels results do not change."""
+        if self._linears is not None:
+            self._linears.team.set_threads(threads or default_threads())
+            torch.set_num_threads(1)
+        else:
+            torch.set_num_threads(threads or default_threads())
+
+    def give_up_kernels(self) -> None:
+        """Go back to the model's own linear layers, while that is possible: during the check at load."""
+        if self._linears is not None:
+            threads = self._linears.team.team.threads
+            self._linears.restore()
+            self._linears = None
+            torch.set_num_threads(threads)
 
     def prefill(self, ids: Sequence[int]) -> torch.Tensor:
         """As the contract says. Chunks of `PREFILL_CHUNK` tokens bound the memory of long prompts."""
@@ -131,7 +163,8 @@ class TransformersBackend(StageBackend):
             return self._append([(len(ids), self._run_free)], ids)
         if self.layout is Layout.SINGLE:
             return self._append([(1, self._run_free)] * len(ids), ids)
-        return self._append([(size, self._run_padded) for size in self._padded_sizes(len(ids))], ids)
+        run = self._run_rows if self.layout is Layout.ROWS else self._run_padded
+        return self._append([(size, run) for size in self._sizes(len(ids))], ids)
 
     def rollback(self, length: int) -> None:
         if not 0 <= length <= len(self._ids):
@@ -149,7 +182,7 @@ class TransformersBackend(StageBackend):
         self._model = None
 
     def cost_notes(self) -> CostNotes:
-        weight_bytes = sum(p.numel() * p.element_size() for p in self._model.parameters())
+        weight_bytes = sum(p.numel() * p.element_size() for p in self._model.parameters())  # those packed included
         kv_bytes = 0
         for layer in self._cache.layers:
             if isinstance(layer, RollbackLayer) and layer.is_initialized:
@@ -193,26 +226,34 @@ class TransformersBackend(StageBackend):
         self._ids.extend(ids)
         return self._call(list(ids), Step(start, start, end, end), keep=1 if last_only else 0)
 
+    def _run_rows(self, ids: Sequence[int], last_only: bool = False) -> torch.Tensor:
+        start = len(self._ids)
+        end = start + len(ids)
+        self._ids.extend(ids)
+        return self._call(list(ids), Step(start, start, end, self._num_keys(start)))
+
     def _run_padded(self, ids: Sequence[int], last_only: bool = False) -> torch.Tensor:
         length = len(self._ids)
-        border = self._border(length)
-        start = min(length, border - self._rows)  # near a border the padding is in front: tokens once more
+        start = min(length, self.max_length - self._rows)  # at the context's end the padding is in front
         self._ids.extend(ids)
         row_ids = self._ids[start : start + self._rows]
         row_ids = row_ids + [row_ids[-1]] * (self._rows - len(row_ids))
-        logits = self._call(row_ids, Step(start, length, length + len(ids), border))
+        logits = self._call(row_ids, Step(start, length, length + len(ids), self._num_keys(length)))
         return logits[length - start : length - start + len(ids)]
 
-    def _border(self, length: int) -> int:
-        """Where the block of keys that holds position `length` ends: as many keys is its row offered."""
-        block = max(KEY_BLOCK, self._rows)
-        return min(block * (length // block + 1), self.max_length)
+    def _num_keys(self, position: int) -> int:
+        """Keys offered to the row at a position: to the end of its block, and a few that no row may ever see.
 
-    def _padded_sizes(self, count: int) -> list[int]:
-        """Cut `count` tokens so that no part has more than `rows`, or straddles a block of keys."""
+        The few keep a forward's end from coinciding with the keys' end, for which transformers omits the mask.
+        """
+        return KEY_BLOCK * (position // KEY_BLOCK + 1) + _SPARE_KEYS * (1 + self._rows // _SPARE_KEYS)
+
+    def _sizes(self, count: int) -> list[int]:
+        """Cut `count` tokens so that no part has more than `rows`, or rows of different blocks of keys."""
+        most = min(self._rows, QUERY_ROWS) if self.layout is Layout.ROWS else self._rows
         sizes, length = [], len(self._ids)
         while count:
-            sizes.append(min(count, self._rows, self._border(length) - length))
+            sizes.append(min(count, most, KEY_BLOCK - length % KEY_BLOCK))
             length += sizes[-1]
             count -= sizes[-1]
         return sizes

@@ -15,6 +15,8 @@ from transformers.masking_utils import AttentionMaskInterface, sdpa_mask
 from transformers.modeling_utils import AttentionInterface
 
 NAME = "autopipe"
+QUERY_ROWS = 8
+"""Masked queries are padded to a multiple of this, so that up to as many take the same shape."""
 
 
 def attend(
@@ -45,6 +47,22 @@ def attend(
     """
     _, heads, num_queries, head_dim = query.shape
     groups = heads // key.shape[1]
+    if attention_mask is not None and num_queries % QUERY_ROWS:
+        padding = (0, 0, 0, -num_queries % QUERY_ROWS)
+        if position_bias is not None:
+            position_bias = functional.pad(position_bias, padding)
+        padded = attend(
+            module,
+            functional.pad(query, padding),
+            key,
+            value,
+            functional.pad(attention_mask, padding),
+            scaling,
+            softcap,
+            s_aux,
+            position_bias,
+        )[0]
+        return padded[:, :num_queries], None
     if softcap is not None or s_aux is not None or position_bias is not None:
         stepwise = (query, key, value, attention_mask, scaling, softcap, s_aux, position_bias)
         return _attend_step_by_step(*stepwise), None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -22,7 +22,7 @@ _logger = logging.getLogger(__name__)
 
 
 def check_at_load(backend: TransformersBackend) -> None:
-    """Find out whether a model is exact when padded (else: one token per forward), and can be rolled back at all.
+    """Choose the cheapest layout in which a model is exact, and make sure that it can be rolled back at all.
 
     Costs about ten forwards.
 
@@ -34,17 +34,46 @@ def check_at_load(backend: TransformersBackend) -> None:
         return
     ids = [(7919 * (index + 1)) % backend.vocab_size for index in range(_PROMPT_LENGTH + text_length)]
     prompt, text = ids[:_PROMPT_LENGTH], ids[_PROMPT_LENGTH:]
-    if backend.layout is Layout.PADDED:
-        problem = _padding_problem(backend, prompt, text)
-        if problem is not None:
-            backend.layout = Layout.SINGLE
-            backend.choice_reason = f"one token per forward, since {problem}"
-            _logger.warning("%s: exact output takes %s", backend.name, backend.choice_reason)
+    if backend.exact:
+        _choose_layout(backend, prompt, text)
     _require_rollback(backend, prompt, text)
     backend.reset()
 
 
-def _padding_problem(backend: TransformersBackend, prompt: list[int], text: list[int]) -> str | None:
+def _choose_layout(backend: TransformersBackend, prompt: list[int], text: list[int]) -> None:
+    """The first of rows on our kernels, padding, and single tokens that is exact."""
+    experts = _num_experts(backend.model.config)
+    if experts > 1:  # one text cannot show all ways in which tokens may share experts: no trial
+        _one_at_a_time(backend, f"its {experts} experts compute as many rows as choose them")
+        return
+    problem = None
+    if backend.layout is Layout.ROWS:
+        problem = _problem(backend, prompt, text)
+        if problem is not None:
+            backend.give_up_kernels()
+            backend.layout = Layout.PADDED
+            backend.choice_reason = f"torch's linear layers and padding, since with our kernels {problem}"
+            _logger.warning("%s: exact output takes %s", backend.name, backend.choice_reason)
+    if backend.layout is Layout.PADDED:
+        problem = _problem(backend, prompt, text)
+        if problem is not None:
+            _one_at_a_time(backend, f"padded, {problem}")
+
+
+def _one_at_a_time(backend: TransformersBackend, reason: str) -> None:
+    backend.layout = Layout.SINGLE
+    backend.choice_reason = f"one token per forward, since {reason}"
+    _logger.warning("%s: exact output takes %s", backend.name, backend.choice_reason)
+
+
+def _num_experts(config: Any) -> int:
+    """Experts per layer by whatever name a config calls them; 0 if it names none."""
+    options = config.get_text_config(decoder=True).to_dict()
+    return max((v for name, v in options.items() if "experts" in name and type(v) is int), default=0)
+
+
+def _problem(backend: TransformersBackend, prompt: list[int], text: list[int]) -> str | None:
+    backend.reset()
     try:
         backend.prefill(prompt)
         together = backend.forward(text)
@@ -53,16 +82,16 @@ def _padding_problem(backend: TransformersBackend, prompt: list[int], text: list
     except (RuntimeError, ValueError, TypeError, IndexError) as error:
         backend.reset()
         reason = str(error).partition("\n")[0] or type(error).__name__
-        return f"it cannot run padded ({reason})"
+        return f"it cannot run ({reason})"
     if not torch.equal(together, apart):
-        return "padding does not make its rows independent of each other"
-    backend.layout = Layout.FREE
+        return "its rows are not independent of each other"
+    layout, backend.layout = backend.layout, Layout.FREE
     backend.reset()
     backend.prefill(prompt)
     plain = backend.forward(text)
-    backend.layout = Layout.PADDED
+    backend.layout = layout
     if (together - plain).abs().mean() > _FAR * plain.std():
-        return "padding changes its output"
+        return "its output changes"
     return None
 
 

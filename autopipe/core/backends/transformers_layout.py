@@ -9,7 +9,9 @@ class Layout(str, Enum):
     """How tokens are laid out in a model's forward."""
 
     FREE = "free"
-    """As many rows as tokens: not exact."""
+    """As many rows as tokens, as many keys as tokens: not exact."""
+    ROWS = "rows"
+    """As many rows as tokens over a fixed number of keys: exact with our own kernels, whose rows are independent."""
     PADDED = "padded"
     """A fixed number of rows over a fixed number of keys: exact where rows do not influence each other."""
     SINGLE = "single"

@@ -118,5 +118,5 @@ def _matrix(module: torch.nn.Module) -> torch.Tensor | None:
     if type(module) is torch.nn.Linear:
         weight = module.weight
     elif type(module).__name__ == "Conv1D" and type(module).__module__ == "transformers.pytorch_utils":
-        weight = module.weight.T  # type: ignore[operator]
+        weight = module.weight.T
     return weight if weight is not None and weight.dtype in _DTYPES else None

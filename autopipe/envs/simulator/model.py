@@ -193,10 +193,7 @@ class SimChain:
 
     def running(self) -> SimChain:
         """The chain of stages that compute: in plain mode the target alone; never a stage with `drafts`."""
-        if self.mode is Mode.PLAIN:
-            first = len(self.stages) - 1
-        else:
-            first = 0 if self.local_drafter is None else 1
+        first = len(self.stages) - 1 if self.mode is Mode.PLAIN else 0 if self.local_drafter is None else 1
         if first == 0:
             return self
         matrix = None if self.contention is None else [row[first:] for row in self.contention[first:]]

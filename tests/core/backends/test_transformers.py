@@ -16,6 +16,7 @@ from autopipe.core.backends.conformance import CHECKS, Subject
 from autopipe.core.backends.transformers import KEY_BLOCK, Layout, TransformersBackend
 from autopipe.core.backends.transformers_cache import unfit_reason
 from autopipe.core.errors import ConfigError, UnsupportedModelError
+from autopipe.core.kernels import has_kernels
 from autopipe.core.models import DEFAULT_MODEL
 from autopipe.core.plan import Dtype
 from tests.tiny import save_tiny, tiny_config, tiny_model
@@ -36,8 +37,10 @@ def reference_of(model: Any) -> Callable[[Sequence[int]], torch.Tensor]:
 
 @pytest.mark.parametrize("check", CHECKS)
 @pytest.mark.parametrize("kind", ARCHITECTURES)
-def test_meets_the_contract(kind: str, check: str) -> None:
-    backend = TransformersBackend(own(tiny_model(kind)), check=False)
+@pytest.mark.parametrize("kernels", [True, False])
+def test_meets_the_contract(kernels: bool, kind: str, check: str) -> None:
+    backend = TransformersBackend(own(tiny_model(kind)), kernels=kernels)
+    assert backend.layout is (Layout.ROWS if kernels and has_kernels() else Layout.PADDED)
     CHECKS[check](Subject(lambda: backend, reference_of(tiny_model(kind)), tolerance=2e-3))
 
 
@@ -60,14 +63,62 @@ def test_meets_the_contract_in_a_context_of_twenty_tokens(check: str) -> None:
     CHECKS[check](Subject(lambda: backend, reference_of(tiny_model("gpt2", n_positions=20)), tolerance=2e-3))
 
 
+@pytest.mark.parametrize("kernels", [True, False])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_is_exact_across_blocks_of_keys(dtype: torch.dtype) -> None:
-    backend = TransformersBackend(own(tiny_model(dtype=dtype)))
+@pytest.mark.parametrize("kind", ["llama", "mistral_sliding"])
+def test_is_exact_across_blocks_of_keys(kind: str, dtype: torch.dtype, kernels: bool) -> None:
+    backend = TransformersBackend(own(tiny_model(kind, dtype=dtype)), kernels=kernels)
     ids = [(31 * index) % backend.vocab_size for index in range(2 * KEY_BLOCK + 20)]
     backend.prefill(ids[:5])
     alone = torch.cat([backend.forward([token]) for token in ids[5:]])
     backend.reset()
     backend.prefill(ids[:5])
+    assert torch.equal(backend.forward(ids[5:]), alone)
+
+
+@pytest.mark.skipif(not has_kernels(), reason="without our kernels, results depend on torch's threads")
+def test_results_do_not_depend_on_threads() -> None:
+    backend = TransformersBackend(own(tiny_model()), threads=1)
+    rows = []
+    for threads in (1, 2, 3):
+        backend.set_threads(threads)
+        backend.reset()
+        rows.append(torch.cat([backend.prefill(list(range(40)))[None], backend.forward(list(range(50)))]))
+    assert torch.equal(rows[0], rows[1])
+    assert torch.equal(rows[0], rows[2])
+
+
+def test_more_rows_than_the_attention_pads_to_are_exact() -> None:
+    backend = TransformersBackend(own(tiny_model(dtype=torch.bfloat16)), rows=20, kernels=False)
+    ids = [(31 * index) % backend.vocab_size for index in range(150)]
+    alone = torch.cat([backend.forward([token]) for token in ids])
+    backend.reset()
+    assert torch.equal(backend.forward(ids), alone)
+
+
+def test_attention_of_the_stepwise_kind_is_exact_and_right() -> None:
+    options = {
+        "vocab_size": 320,
+        "hidden_size": 64,
+        "intermediate_size": 96,
+        "num_hidden_layers": 2,
+        "head_dim": 16,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "sliding_window": 16,
+        "initializer_range": 0.3,
+    }
+    torch.manual_seed(0)
+    model = AutoModelForCausalLM.from_config(AutoConfig.for_model("gemma2", **options)).eval()
+    model.set_attn_implementation("eager")
+    ids = list(range(60))
+    with torch.no_grad():
+        expected = model(torch.tensor([ids]), use_cache=False).logits[0]
+    backend = TransformersBackend(own(model))
+    backend.prefill(ids[:5])
+    alone = torch.cat([backend.forward([token]) for token in ids[5:]])
+    torch.testing.assert_close(alone, expected[5:], atol=2e-3, rtol=1e-3)
+    backend.rollback(5)
     assert torch.equal(backend.forward(ids[5:]), alone)
 
 
@@ -146,7 +197,8 @@ def test_a_mixture_of_experts_runs_exactly(caplog: pytest.LogCaptureFixture) -> 
     model = own(AutoModelForCausalLM.from_config(config).to(torch.bfloat16).eval())
     with caplog.at_level(logging.WARNING):
         backend = TransformersBackend(model)
-    assert (backend.layout is Layout.SINGLE) == ("one token per forward" in caplog.text)
+    assert backend.layout is Layout.SINGLE
+    assert "one token per forward, since its 4 experts" in caplog.text
     ids = [(31 * index) % 320 for index in range(80)]
     backend.prefill(ids[:5])
     alone = torch.cat([backend.forward([token]) for token in ids[5:]])
@@ -168,12 +220,12 @@ def test_a_model_that_cannot_be_padded_runs_one_token_at_a_time(caplog: pytest.L
     with caplog.at_level(logging.WARNING):
         backend = TransformersBackend(model)
     assert backend.layout is Layout.SINGLE
-    assert "rows independent" in backend.choice_reason
+    assert "rows are not independent" in backend.choice_reason
     assert backend.choice_reason in caplog.text
 
 
 def test_a_failing_forward_leaves_the_cache_unchanged(monkeypatch: pytest.MonkeyPatch) -> None:
-    backend = TransformersBackend(own(tiny_model()), rows=4)
+    backend = TransformersBackend(own(tiny_model()), rows=4, kernels=False)
     backend.prefill([1, 2, 3])
     expected = backend.forward([4, 5, 6, 7, 8])
     backend.rollback(3)
@@ -253,7 +305,7 @@ def test_an_adapter_gives_what_peft_gives(kind: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize("dtype", [Dtype.BF16, Dtype.FP32])
 def test_the_default_model_is_exact_over_200_tokens(dtype: Dtype) -> None:
     backend = TransformersBackend(DEFAULT_MODEL, dtype=dtype, device="cpu")
-    assert backend.layout is Layout.PADDED
+    assert backend.layout is (Layout.ROWS if has_kernels() else Layout.PADDED)
     draw = random.Random(0)
     ids = [draw.randrange(backend.vocab_size) for _ in range(240)]
     backend.prefill(ids[:40])
@@ -261,6 +313,7 @@ def test_the_default_model_is_exact_over_200_tokens(dtype: Dtype) -> None:
     backend.rollback(40)
     rows: list[torch.Tensor] = []
     while len(rows) < 200:
+        backend.set_threads(draw.randint(1, 2) if has_kernels() else 1)
         right = ids[40 + len(rows) : 40 + len(rows) + draw.randint(1, 8)]
         wrong = [draw.randrange(backend.vocab_size) for _ in range(draw.randint(0, 3))]
         rows += list(backend.forward([*right, *wrong])[: len(right)])
