@@ -8,7 +8,7 @@ chain:                       # cheapest drafter first, the target last
 
 from __future__ import annotations
 
-from enum import Enum
+from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -22,7 +22,7 @@ MAX_STAGES = 5
 MAX_WINDOW = 128
 
 
-class Mode(str, Enum):
+class Mode(StrEnum):
     """How the stages of a chain take turns."""
 
     PLAIN = "plain"
@@ -33,12 +33,12 @@ class Mode(str, Enum):
     """PipeSpec: every stage runs ahead optimistically and rolls back when corrected."""
 
 
-class Verification(str, Enum):
+class Verification(StrEnum):
     EQUALITY = "equality"
     REJECTION = "rejection"
 
 
-class BackendName(str, Enum):
+class BackendName(StrEnum):
     AUTO = "auto"
     FUSED = "fused"
     TRANSFORMERS = "transformers"
@@ -46,19 +46,19 @@ class BackendName(str, Enum):
     EMULATED = "emulated"
 
 
-class Dtype(str, Enum):
+class Dtype(StrEnum):
     AUTO = "auto"
     FP32 = "fp32"
     BF16 = "bf16"
     FP16 = "fp16"
 
 
-class WhenShort(str, Enum):
+class WhenShort(StrEnum):
     WAIT = "wait"
     STEP = "step"
 
 
-class WarmupKind(str, Enum):
+class WarmupKind(StrEnum):
     NONE = "none"
     CONSERVATIVE = "conservative"
     PROGRESSIVE = "progressive"

@@ -14,6 +14,7 @@ from autopipe.envs.registration import register_envs, register_when_imported
 if TYPE_CHECKING:
     from autopipe.envs.base import PipelineEnv
     from autopipe.envs.config import EnvConfig, LatencyTargets, RewardWeights, SpaceConfig
+    from autopipe.envs.measured import StageFacts, pipeline_from_stages
     from autopipe.envs.menu import ActionCodec, DrafterOption, PlanMenu
     from autopipe.envs.pipeline_live import LivePrompt, PipelineLiveEnv
     from autopipe.envs.pipeline_sim import PipelineSimEnv
@@ -37,9 +38,11 @@ _HOME = {
     "RewardWeights": "config",
     "Scenario": "scenario",
     "SpaceConfig": "config",
+    "StageFacts": "measured",
     "flatten": "wrappers",
     "load_scenario": "scenario",
     "normalise": "wrappers",
+    "pipeline_from_stages": "measured",
     "prompt_kind": "prompt_kinds",
     "scenario_names": "scenario",
     "stack_history": "wrappers",
@@ -60,9 +63,11 @@ __all__ = [
     "RewardWeights",
     "Scenario",
     "SpaceConfig",
+    "StageFacts",
     "flatten",
     "load_scenario",
     "normalise",
+    "pipeline_from_stages",
     "prompt_kind",
     "register_envs",
     "scenario_names",

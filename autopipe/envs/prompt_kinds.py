@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import re
-from enum import Enum
+from enum import StrEnum
 
 
-class PromptKind(str, Enum):
+class PromptKind(StrEnum):
     CODE = "code"
     CHAT = "chat"
     SUMMARY = "summary"

@@ -109,7 +109,7 @@ def profile_plan(
     profile = Profile.parse(
         {
             "content_hash": code,
-            "created_at": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
+            "created_at": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
             "machine": machine,
             "settings": settings,
             **data,

@@ -6,14 +6,13 @@ import os
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from autopipe.core.picker import Picker
-
 from autopipe.core.backends.base import StageBackend
 from autopipe.core.backends.emulated import EmulatedBackend
 from autopipe.core.board import Board, create_segment
 from autopipe.core.chain import StageConfig
 from autopipe.core.channel import Doorbell
 from autopipe.core.ngram import NgramDrafter
+from autopipe.core.picker import Picker
 from autopipe.core.plan import EmulatedStage, Verification
 from autopipe.core.sampling import SamplingParams
 from autopipe.core.stage import Stage, StageRequest

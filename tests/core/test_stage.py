@@ -1,4 +1,4 @@
-"""The stage loop as a protocol: whatever the chain, the settings and the order of events, the text is plain decoding's."""
+"""The stage loop as a protocol: whatever the chain, settings and order of events, the text is plain decoding's."""
 
 from __future__ import annotations
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import gymnasium
 import pytest
-import tomllib
 
 import autopipe.envs
 from autopipe.envs.registration import register_envs

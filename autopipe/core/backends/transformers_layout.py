@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from enum import Enum
+from enum import StrEnum
 
 
-class Layout(str, Enum):
+class Layout(StrEnum):
     """How tokens are laid out in a model's forward."""
 
     FREE = "free"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass, field
-from enum import Enum
+from enum import StrEnum
 from pathlib import Path
 
 from autopipe.core.errors import ConfigError
@@ -20,7 +20,7 @@ ALLOWED = (
 )
 
 
-class SourceKind(str, Enum):
+class SourceKind(StrEnum):
     DEFAULT = "default"
     """Shipped in a PyPI package, converted once into the cache."""
     FOLDER = "folder"

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, fields
-from enum import Enum
+from enum import Enum, StrEnum
 from typing import Any
 
 
-class DeviceKind(str, Enum):
+class DeviceKind(StrEnum):
     CPU = "cpu"
     GPU = "gpu"
     MIG = "mig"
@@ -20,7 +20,7 @@ class DeviceKind(str, Enum):
     OTHER = "other"
 
 
-class ThrottleReason(str, Enum):
+class ThrottleReason(StrEnum):
     """Why a device runs below its highest clock (NVML's clocks event reasons)."""
 
     IDLE = "idle"
