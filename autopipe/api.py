@@ -208,7 +208,7 @@ class AutoPipe:
         """Generate to the end.
 
         Args:
-            prompt: text; token ids or a tensor [1, n] are taken for `input_ids`.
+            prompt: text; token ids or a tensor [1, n] are taken for `input_ids`, a list of mappings for `messages`.
             streamer: a transformers streamer (`put`, `end`).
             logits_processor: transformers LogitsProcessors, applied at every verified position on its own prefix.
             stopping_criteria: transformers StoppingCriteria, asked after every token.
@@ -250,7 +250,9 @@ class AutoPipe:
 
         Abandoning the iterator cancels the request.
         """
-        if prompt is not None and not isinstance(prompt, str):
+        if messages is None and isinstance(prompt, list) and prompt and isinstance(prompt[0], Mapping):
+            prompt, messages = None, prompt
+        elif prompt is not None and not isinstance(prompt, str):
             prompt, input_ids = None, prompt if input_ids is None else input_ids
         ids = self.encode(prompt, messages=messages, input_ids=input_ids)
         params = sampling_params(options)

@@ -2,8 +2,8 @@
 """Does the simulator predict the engine? Ten assorted plans of each kind, run and simulated.
 
 live: the default model with an n-gram drafter and a neural one (the target with some of its layers left out), from
-a profile measured first, in modes, windows and settings of all sorts. Plain decoding is run again before every
-plan: where another process slowed the machine down between profile and run, `error vs plain` still tells.
+a profile measured first, in modes, windows and settings of all sorts. Every prompt is also decoded plainly, right
+before: where another process slowed the machine down between profile and run, `error vs plain` still tells.
 
 emulated: chains of sleeping stages, which need no profile.
 
@@ -20,6 +20,7 @@ import statistics
 import tempfile
 import time
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -98,6 +99,7 @@ def check_live(options: argparse.Namespace) -> list[dict[str, Any]]:
     from autopipe.core.preflight import check_plan
     from autopipe.envs.simulator import simulate
     from autopipe.profile import Profile, profile_plan, sim_chain, sim_requests
+    from autopipe.profile.sim import chosen_prompts
 
     drafter = str(prune_default_model(Path(options.drafter)))
     whole = Plan.parse({"chain": [{"model": "ngram"}, {"model": drafter, "name": "pruned", "dtype": "bf16"}, TARGET]})
@@ -116,40 +118,48 @@ def check_live(options: argparse.Namespace) -> list[dict[str, Any]]:
             advance=lambda label, share: print(f"{share:5.0%} {label}", flush=True),
         )
         print(f"profile: {profile.took_s:.0f} s, agreement {profile.agreement[0].rate:.3f}")
-    prompts = [list(prompt.prompt_ids) for prompt in profile.prompts]
-    requests = sim_requests(profile)
+    kinds = options.kind or None
+    prompts = [list(prompt.prompt_ids) for prompt in chosen_prompts(profile, kinds)]
+    requests = sim_requests(profile, kinds)
     rows: list[dict[str, Any]] = []
     plans = live_plans(drafter)
-    predicted = {name: simulate(sim_chain(profile, plan), requests) for name, plan in plans.items()}
-    plain_predicted = simulate(sim_chain(profile, whole.replace(mode=Mode.PLAIN)), requests)
+    predicted = {name: simulate(sim_chain(profile, plan, kinds), requests) for name, plan in plans.items()}
+    plain_predicted = simulate(sim_chain(profile, whole.replace(mode=Mode.PLAIN), kinds), requests)
     params = SamplingParams(max_new_tokens=profile.settings.max_new_tokens)
-    measured: dict[str, list[dict[str, float]]] = {name: [] for name in plans}
-    plain_ms: dict[str, list[float]] = {name: [] for name in plans}
-    with Engine(whole.replace(mode=Mode.PLAIN)) as engine:
-        _requests(engine, prompts[:1], params, eos)
+    live: dict[str, list[Run]] = {name: [] for name in plans}
+    plain: dict[str, list[Run]] = {name: [] for name in plans}
+    idle = whole.replace(mode=Mode.PLAIN)
+    with Engine(idle) as engine:
+        _run(engine, prompts[0], params, eos)
         for _ in range(options.repeats):
             for name, plan in plans.items():
-                engine.apply(whole.replace(mode=Mode.PLAIN))
-                plain_ms[name].append(_requests(engine, prompts[::4], params, eos)["ms_per_token"])
-                engine.apply(plan)
-                measured[name].append(_requests(engine, prompts, params, eos))
+                for prompt in prompts:
+                    engine.apply(_plain(plan))
+                    plain[name].append(_run(engine, prompt, params, eos))
+                    engine.apply(plan)
+                    live[name].append(_run(engine, prompt, params, eos))
     for name in plans:
-        live = sorted(measured[name], key=lambda run: run["ms_per_token"])[len(measured[name]) // 2]
-        ours = _decode_ms(predicted[name], len(requests))
-        plain = statistics.median(plain_ms[name])
+        ours, measured = _decode_ms(predicted[name], len(requests)), _fastest_ms(live[name], len(prompts))
+        ours_plain, measured_plain = _decode_ms(plain_predicted, len(requests)), _fastest_ms(plain[name], len(prompts))
         rows.append(
             {
                 "plan": name,
-                "measured": live["ms_per_token"],
+                "measured": measured,
                 "predicted": ours,
-                "error": ours / live["ms_per_token"] - 1,
-                "error_vs_plain": (ours / _decode_ms(plain_predicted, len(requests))) / (live["ms_per_token"] / plain)
-                - 1,
-                "forwards": live["forwards"],
+                "error": ours / measured - 1,
+                "plain": measured_plain,
+                "plain_predicted": ours_plain,
+                "error_vs_plain": (ours / ours_plain) / (measured / measured_plain) - 1,
+                "forwards": sum(run.forwards for run in live[name][: len(prompts)]),
                 "predicted_forwards": predicted[name].stages[-1].forwards,
             }
         )
     return rows
+
+
+def _plain(plan: Plan) -> Plan:
+    """Plain decoding with the stages of `plan` loaded, so that going from one to the other loads nothing."""
+    return plan.replace(mode=Mode.PLAIN, chain=[stage.replace(threads=None) for stage in plan.chain])
 
 
 def _decode_ms(result: Any, num_requests: int) -> float:
@@ -157,19 +167,26 @@ def _decode_ms(result: Any, num_requests: int) -> float:
     return 1e3 * (result.total_s - num_requests * result.ttft_s) / (result.tokens - num_requests)
 
 
-def _requests(
-    engine: Engine, prompts: Sequence[Sequence[int]], params: SamplingParams, eos: Sequence[int] = ()
-) -> dict[str, float]:
-    """Run prompts one after another; milliseconds per token after each request's first."""
-    seconds, tokens, forwards = 0.0, 0, 0
-    for prompt in prompts:
-        handle = engine.submit(prompt, params, eos_token_ids=eos)
-        count = sum(len(block.token_ids) for block in handle)
-        stats = handle.outcome().stats
-        seconds += 1e-3 * (stats.ms_per_token or 0.0) * (count - 1)
-        tokens += count - 1
-        forwards += stats.stages[-1].forwards
-    return {"ms_per_token": 1e3 * seconds / tokens, "forwards": forwards}
+@dataclass(frozen=True, slots=True)
+class Run:
+    """A live request: seconds and tokens after the first, and forwards of the target."""
+
+    seconds: float
+    tokens: int
+    forwards: int
+
+
+def _run(engine: Engine, prompt: Sequence[int], params: SamplingParams, eos: Sequence[int] = ()) -> Run:
+    handle = engine.submit(prompt, params, eos_token_ids=eos)
+    later = sum(len(block.token_ids) for block in handle) - 1
+    stats = handle.outcome().stats
+    return Run(1e-3 * (stats.ms_per_token or 0.0) * later, later, stats.stages[-1].forwards)
+
+
+def _fastest_ms(runs: Sequence[Run], num_prompts: int) -> float:
+    """Milliseconds per token, of each prompt the fastest of its runs: what other processes do only adds time."""
+    fastest = [min(runs[place::num_prompts], key=lambda run: run.seconds) for place in range(num_prompts)]
+    return 1e3 * sum(run.seconds for run in fastest) / sum(run.tokens for run in fastest)
 
 
 def emulated_plans(seed: int) -> dict[str, Plan]:
@@ -224,15 +241,15 @@ def check_emulated(options: argparse.Namespace) -> list[dict[str, Any]]:
         chain = chain_from_plan(plan, prompt_tokens=len(prompt), output_tokens=tokens, overhead_s=overhead_s)
         predicted = simulate(chain, [SimRequest(tokens, len(prompt))])
         with Engine(plan) as engine:
-            live = _requests(engine, [prompt], SamplingParams(max_new_tokens=tokens))
-        ours = _decode_ms(predicted, 1)
+            run = _run(engine, prompt, SamplingParams(max_new_tokens=tokens))
+        ours, measured = _decode_ms(predicted, 1), 1e3 * run.seconds / run.tokens
         rows.append(
             {
                 "plan": name,
-                "measured": live["ms_per_token"],
+                "measured": measured,
                 "predicted": ours,
-                "error": ours / live["ms_per_token"] - 1,
-                "forwards": live["forwards"],
+                "error": ours / measured - 1,
+                "forwards": run.forwards,
                 "predicted_forwards": predicted.stages[-1].forwards,
             }
         )
@@ -243,7 +260,8 @@ def _emulated_overhead_s() -> float:
     """What the engine adds to a sleeping stage's step."""
     plan = Plan.parse({"mode": "plain", "chain": [{"model": "emulated", "emulated": {"ms": {1: 10}}}]})
     with Engine(plan) as engine:
-        return max(0.0, _requests(engine, [[1, 2, 3]], SamplingParams(max_new_tokens=100))["ms_per_token"] / 1e3 - 0.01)
+        run = _run(engine, [1, 2, 3], SamplingParams(max_new_tokens=100))
+    return max(0.0, run.seconds / run.tokens - 0.01)
 
 
 def show(part: str, rows: list[dict[str, Any]]) -> dict[str, float]:
@@ -277,7 +295,8 @@ def main() -> None:
     parser.add_argument("--drafter", default=str(Path(tempfile.gettempdir()) / "autopipe-pruned-drafter"))
     parser.add_argument("--prompts", nargs="+", default=["humaneval:4", "chat:4"])
     parser.add_argument("--tokens", type=int, default=96, help="output tokens per prompt (emulated: per run)")
-    parser.add_argument("--repeats", type=int, default=1, help="live: runs of every plan; the median counts")
+    parser.add_argument("--repeats", type=int, default=1, help="live: runs of every plan; the fastest counts")
+    parser.add_argument("--kind", nargs="*", help="live: only the profile's prompts of these kinds")
     parser.add_argument("--seed", type=int, default=3, help="emulated: of text and agreement")
     parser.add_argument("--json", action="store_true", help="also print one JSON object")
     options = parser.parse_args()

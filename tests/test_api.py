@@ -52,6 +52,11 @@ def test_token_ids_and_tensors_are_taken_as_model_generate_takes_them(pipe: Auto
     assert pipe.generate(input_ids=ids[0].tolist(), max_new_tokens=10).token_ids == expected.token_ids
 
 
+def test_a_list_of_messages_is_taken_for_a_chat(pipe: AutoPipe) -> None:
+    messages = [{"role": "user", "content": "hi"}]
+    assert pipe.generate(messages, max_new_tokens=3).prompt_ids == pipe.encode(messages=messages)
+
+
 def test_deltas_join_to_the_text_and_the_last_has_the_result(pipe: AutoPipe) -> None:
     deltas = list(pipe.stream(PROMPT, max_new_tokens=40))
     last = deltas[-1].result

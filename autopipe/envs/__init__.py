@@ -14,9 +14,10 @@ from autopipe.envs.registration import register_envs, register_when_imported
 if TYPE_CHECKING:
     from autopipe.envs.base import PipelineEnv
     from autopipe.envs.config import EnvConfig, LatencyTargets, RewardWeights, SpaceConfig
+    from autopipe.envs.live_prompts import LivePrompt
     from autopipe.envs.measured import StageFacts, pipeline_from_stages
     from autopipe.envs.menu import ActionCodec, DrafterOption, PlanMenu
-    from autopipe.envs.pipeline_live import LivePrompt, PipelineLiveEnv
+    from autopipe.envs.pipeline_live import PipelineLiveEnv
     from autopipe.envs.pipeline_sim import PipelineSimEnv
     from autopipe.envs.prompt_kinds import PromptKind, prompt_kind
     from autopipe.envs.randomise import Randomisation
@@ -28,7 +29,7 @@ _HOME = {
     "DrafterOption": "menu",
     "EnvConfig": "config",
     "LatencyTargets": "config",
-    "LivePrompt": "pipeline_live",
+    "LivePrompt": "live_prompts",
     "PipelineEnv": "base",
     "PipelineLiveEnv": "pipeline_live",
     "PipelineSimEnv": "pipeline_sim",

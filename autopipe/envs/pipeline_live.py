@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 import logging
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -22,31 +21,14 @@ from autopipe.envs.base import PipelineEnv, action_space
 from autopipe.envs.config import EnvConfig
 from autopipe.envs.interval import Interval
 from autopipe.envs.live_meter import LiveMeter
+from autopipe.envs.live_prompts import DEFAULT_PROMPTS, LivePrompt, encode_prompts
 from autopipe.envs.menu import OFF, Action, ActionCodec, PlanMenu, slots_of
 from autopipe.envs.observation import Observer
-from autopipe.envs.prompt_kinds import PromptKind, prompt_kind
 from autopipe.envs.stream import GenerationStream, LiveRequest
 
 _log = logging.getLogger(__name__)
 
 _INTERVALS_AHEAD = 8
-
-
-@dataclass(frozen=True, slots=True)
-class LivePrompt:
-    """A prompt of the live stream: token ids, or text for the target's tokenizer.
-
-    Attributes:
-        kind: None: guessed from the text, `other` for token ids.
-    """
-
-    text: str | None = None
-    token_ids: tuple[int, ...] | None = None
-    kind: PromptKind | None = None
-
-    def __post_init__(self) -> None:
-        if (self.text is None) == (self.token_ids is None):
-            raise ConfigError("prompts", "text and token_ids", "exactly one of text, token_ids")
 
 
 class PipelineLiveEnv(PipelineEnv):
@@ -127,7 +109,7 @@ class PipelineLiveEnv(PipelineEnv):
         start = self._codec.plan(self._codec.off(), self._start_chain())
         eos_token_ids = check_plan(start)
         self._eos_token_ids = eos_token_ids
-        self._prompts = _encode(prompts or _DEFAULT_PROMPTS, start)
+        self._prompts = encode_prompts(prompts or DEFAULT_PROMPTS, start)
         self._owns_engine = engine is None
         self._engine = engine or Engine(start)
         self._meter = LiveMeter(self._engine, self._codec, telemetry, device)
@@ -258,17 +240,6 @@ class PipelineLiveEnv(PipelineEnv):
         self._meter.begin()
 
 
-_DEFAULT_PROMPTS = (
-    LivePrompt("Write a Python function that merges two sorted lists.", kind=PromptKind.CODE),
-    LivePrompt("How do I keep basil alive through the winter?", kind=PromptKind.CHAT),
-    LivePrompt(
-        "Summarise in two sentences: The harbour was rebuilt after the flood. It now has three basins, the largest of "
-        "which is reserved for fishing boats. The two smaller ones are let to private owners, and pay for the rest.",
-        kind=PromptKind.SUMMARY,
-    ),
-)
-
-
 def _load(plan: Plan | str | Path | None) -> Plan:
     if isinstance(plan, Plan):
         return plan
@@ -277,33 +248,3 @@ def _load(plan: Plan | str | Path | None) -> Plan:
 
         return Plan.load(DEFAULT_PLAN_PATH)
     return Plan.load(plan)
-
-
-def _encode(prompts: Sequence[LivePrompt | str], plan: Plan) -> list[tuple[tuple[int, ...], PromptKind]]:
-    """Token ids and kind of every prompt; text goes through the target's chat template where it has one."""
-    given = [LivePrompt(prompt) if isinstance(prompt, str) else prompt for prompt in prompts]
-    tokenizer: Any = None
-    encoded: list[tuple[tuple[int, ...], PromptKind]] = []
-    for prompt in given:
-        if prompt.token_ids is not None:
-            encoded.append((prompt.token_ids, prompt.kind or PromptKind.OTHER))
-            continue
-        text = prompt.text or ""
-        if tokenizer is None:
-            tokenizer = _tokenizer(plan)
-        kind = prompt.kind or prompt_kind(text)
-        if getattr(tokenizer, "chat_template", None):
-            messages = [{"role": "user", "content": text}]
-            text = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
-        encoded.append((tuple(tokenizer(text, add_special_tokens=False)["input_ids"]), kind))
-    return encoded
-
-
-def _tokenizer(plan: Plan) -> Any:
-    if plan.target.is_emulated:
-        from autopipe.core.preflight import toy_tokenizer
-
-        return toy_tokenizer()
-    from autopipe.core.models import load_tokenizer, resolve
-
-    return load_tokenizer(resolve(plan.target.model), trust_remote_code=plan.target.trust_remote_code)

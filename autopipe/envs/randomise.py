@@ -79,7 +79,7 @@ class _Draw:
     def share(self, share: float, spread: float) -> float:
         """A share around `share`; 0 and 1 stay."""
         noise = spread * float(self._rng.standard_normal())
-        if not 0 < share < 1:
+        if noise == 0 or not 0 < share < 1:
             return share
         return 1 / (1 + math.exp(-(math.log(share / (1 - share)) + noise)))
 

@@ -43,27 +43,39 @@ def register_when_imported() -> None:
 
 
 class _GymnasiumFinder(MetaPathFinder):
-    """Finds Gymnasium as always, once, but with a loader that registers afterwards."""
+    """Finds Gymnasium as always, but with a loader that registers afterwards. Goes away once that has happened."""
+
+    def __init__(self) -> None:
+        self._searching = False
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        if fullname != "gymnasium":
+        if fullname != "gymnasium" or self._searching:
             return None
-        sys.meta_path.remove(self)
-        spec = find_spec(fullname)
+        self._searching = True
+        try:
+            spec = find_spec(fullname)
+        finally:
+            self._searching = False
         if spec is not None and spec.loader is not None:
-            spec.loader = _ThenRegister(spec.loader)
+            spec.loader = _ThenRegister(spec.loader, self)
         return spec
 
 
 class _ThenRegister(Loader):
-    def __init__(self, loader: Loader) -> None:
+    def __init__(self, loader: Loader, finder: _GymnasiumFinder) -> None:
         self._loader = loader
+        self._finder = finder
 
     def create_module(self, spec: ModuleSpec) -> ModuleType | None:
         return self._loader.create_module(spec)
 
     def exec_module(self, module: ModuleType) -> None:
+        module.__loader__ = self._loader
+        if module.__spec__ is not None:  # resources and source are looked up through the module's own loader
+            module.__spec__.loader = self._loader
+        if self._finder in sys.meta_path:
+            sys.meta_path.remove(self._finder)
         self._loader.exec_module(module)
         register_envs()

@@ -59,12 +59,13 @@ def test_one_policy_runs_in_both_unchanged(shared: PipelineLiveEnv) -> None:
             assert np.isfinite(reward)
 
 
-def test_a_fast_plan_is_faster_than_plain(shared: PipelineLiveEnv) -> None:
+def test_goodput_is_plain_decodings_time_over_the_time_measured(shared: PipelineLiveEnv) -> None:
     shared.reset(seed=0)
-    plain = [shared.step(shared.codec.off())[4] for _ in range(3)]
-    fast = [shared.step(BOTH)[4] for _ in range(8)]
-    assert sum(i["plain_s"] for i in plain) / sum(i["decode_s"] for i in plain) == pytest.approx(1, abs=0.4)
-    assert sum(i["plain_s"] for i in fast) / sum(i["decode_s"] for i in fast) > 1.2
+    for _ in range(5):
+        info = shared.step(BOTH)[4]
+        expected = min(info["plain_s"] / info["decode_s"], 10)
+        assert info["reward_terms"]["goodput"] == pytest.approx(expected)
+        assert info["plain_s"] > 0
 
 
 def test_an_interval_has_at_least_its_tokens(shared: PipelineLiveEnv) -> None:
@@ -116,7 +117,11 @@ def test_reset_in_the_middle_begins_anew_with_plain_decoding(shared: PipelineLiv
 def test_a_slow_policy_makes_intervals_longer_and_delays_no_token(shared: PipelineLiveEnv) -> None:
     shared.reset(seed=0)
     shared.step(shared.codec.off())
-    time.sleep(0.25)
+    stream = shared._stream
+    assert stream is not None
+    deadline = time.monotonic() + 20
+    while stream.num_ahead <= 2 * CONFIG.interval_tokens and time.monotonic() < deadline:
+        time.sleep(0.01)
     assert shared.step(shared.codec.off())[4]["num_tokens"] > 2 * CONFIG.interval_tokens
 
 
@@ -243,8 +248,3 @@ def test_gymnasiums_and_stable_baselines_checkers_find_nothing() -> None:
 def test_bad_arguments_name_the_key(kwargs: dict[str, Any], key: str) -> None:
     with pytest.raises(ConfigError, match=key):
         make(**kwargs)
-
-
-def test_a_prompt_is_text_or_token_ids() -> None:
-    with pytest.raises(ConfigError, match="exactly one"):
-        LivePrompt(text="a", token_ids=(1,))

@@ -29,6 +29,16 @@ def test_both_environments_are_registered_in_either_order(imports: str) -> None:
     assert run(f"{imports}\n{LIST}") == BOTH
 
 
+def test_looking_for_gymnasium_does_not_use_up_the_registration() -> None:
+    code = f"import autopipe.envs, importlib.util; importlib.util.find_spec('gymnasium')\nimport gymnasium\n{LIST}"
+    assert run(code) == BOTH
+
+
+def test_gymnasium_keeps_its_own_loader() -> None:
+    code = "import autopipe.envs, gymnasium as g; print([type(x).__name__ for x in (g.__spec__.loader, g.__loader__)])"
+    assert run(code) == "['SourceFileLoader', 'SourceFileLoader']\n"
+
+
 def test_gymnasiums_module_syntax_works() -> None:
     code = "import gymnasium; gymnasium.make('autopipe.envs:AutoPipe/PipelineSim-v0').reset(seed=0); print('made')"
     assert run(code) == "made\n"

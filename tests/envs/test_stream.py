@@ -30,12 +30,10 @@ def stream(engine: Engine, items: Iterator[LiveRequest], most_ahead: int = 1000)
     return GenerationStream(engine, items, (), most_ahead)
 
 
-def settle(running: GenerationStream) -> None:
-    """Wait until the stream has nothing more to do without a reader."""
-    before = -1
-    while before != running.num_ahead:
-        before = running.num_ahead
-        time.sleep(0.3)
+def wait_until_ahead(running: GenerationStream, num_tokens: int) -> None:
+    deadline = time.monotonic() + 20
+    while running.num_ahead < num_tokens and time.monotonic() < deadline:
+        time.sleep(0.01)
 
 
 def test_blocks_come_in_order_and_each_request_ends(engine: Engine) -> None:
@@ -60,7 +58,7 @@ def test_taking_returns_what_has_come_since_the_last_time(engine: Engine) -> Non
 
 def test_from_now_does_not_count_what_is_there(engine: Engine) -> None:
     running = stream(engine, requests(1, 1000))
-    time.sleep(0.2)
+    wait_until_ahead(running, 20)
     ahead = running.num_ahead
     taken = running.take(10, 10, from_now=True)
     running.stop()
@@ -69,7 +67,8 @@ def test_from_now_does_not_count_what_is_there(engine: Engine) -> None:
 
 def test_it_does_not_run_away_from_its_reader(engine: Engine) -> None:
     running = stream(engine, requests(50), most_ahead=30)
-    settle(running)
+    wait_until_ahead(running, 30)
+    time.sleep(0.3)  # as long as it takes to run away
     assert 30 <= running.num_ahead < 30 + 20
     running.stop()
 

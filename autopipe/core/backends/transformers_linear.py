@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from autopipe.core.kernels import has_kernels, native
-from autopipe.core.kernels.native import VECTOR_PADDING, Team, default_threads, pack_matrix
+from autopipe.core.kernels.native import LANES, VECTOR_PADDING, Memory, Team, default_threads, pack_matrix
 
 _MAX_ROWS = 256
 _DTYPES = (torch.bfloat16, torch.float32)
@@ -24,23 +24,23 @@ class KernelLinear(torch.nn.Module):
     `weight` keeps dtype and shape for code that asks for them, but no numbers.
     """
 
-    def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None, team: KernelTeam) -> None:
+    def __init__(
+        self, weight: torch.Tensor, bias: torch.Tensor | None, team: KernelTeam, store: WeightStore | None = None
+    ) -> None:
         super().__init__()
         self.out_features, self.in_features = weight.shape
         self.weight = torch.nn.Parameter(torch.empty_like(weight, device="meta"), requires_grad=False)
         self.bias = None if bias is None else torch.nn.Parameter(bias.detach(), requires_grad=False)
-        self._packed = pack_matrix(weight.detach())
+        packed = pack_matrix(weight.detach())
+        self._packed = packed if store is None else store.keep(packed)
         self._team = team
+        self._store = store  # keeps the memory behind the packed weight
         self._job = native._MatmulJob(
             bf16=weight.dtype is torch.bfloat16,
             inputs=self.in_features,
             outputs=self.out_features,
             weights=self._packed.data_ptr(),
         )
-
-    @property
-    def packed_bytes(self) -> int:
-        return self._packed.numel() * self._packed.element_size()
 
     def forward(self, rows: torch.Tensor) -> torch.Tensor:
         """[..., in_features] -> [..., out_features], in the dtype given; sums in float32."""
@@ -54,6 +54,21 @@ class KernelLinear(torch.nn.Module):
         if self.bias is not None:
             output = output + self.bias
         return output.to(rows.dtype).reshape(*rows.shape[:-1], self.out_features)
+
+
+class WeightStore:
+    """One allocation on huge pages for all packed weights of a model: streaming over small pages is slower."""
+
+    def __init__(self, weights: list[torch.Tensor]) -> None:
+        self._memory = Memory(sum(_packed_bytes(weight) for weight in weights))
+        self._used = 0
+
+    def keep(self, packed: torch.Tensor) -> torch.Tensor:
+        """A copy of a packed weight in the store; valid while the store lives."""
+        view = self._memory.tensor(self._used, packed.shape, packed.dtype)
+        view.copy_(packed)
+        self._used += packed.numel() * packed.element_size()
+        return view
 
 
 class KernelTeam:
@@ -86,14 +101,18 @@ class KernelLinears:
 
     def __init__(self, model: torch.nn.Module, threads: int | None) -> None:
         self.team = KernelTeam(threads)
-        self._replaced: list[tuple[torch.nn.Module, str, torch.nn.Module]] = []
-        for parent in list(model.modules()):
-            for name, child in list(parent.named_children()):
-                weight = _matrix(child)
-                if weight is not None:
-                    bias: Any = child.bias
-                    self._replaced.append((parent, name, child))
-                    setattr(parent, name, KernelLinear(weight, bias, self.team))
+        self._replaced = [
+            (parent, name, child)
+            for parent in model.modules()
+            for name, child in parent.named_children()
+            if _matrix(child) is not None
+        ]
+        store = WeightStore([weight for *_, child in self._replaced if (weight := _matrix(child)) is not None])
+        for parent, name, child in self._replaced:
+            weight = _matrix(child)
+            bias: Any = child.bias
+            if weight is not None:
+                setattr(parent, name, KernelLinear(weight, bias, self.team, store))
 
     def restore(self) -> None:
         """Put the model's own layers back."""
@@ -110,6 +129,12 @@ def fits_kernels(model: torch.nn.Module) -> bool:
     """Whether the kernels run here, and this model's linear layers are on the CPU in bf16 or fp32."""
     matrices = [weight for module in model.modules() if (weight := _matrix(module)) is not None]
     return bool(matrices) and has_kernels() and all(weight.device.type == "cpu" for weight in matrices)
+
+
+def _packed_bytes(weight: torch.Tensor) -> int:
+    outputs, inputs = weight.shape
+    inputs += inputs % 2 if weight.dtype is torch.bfloat16 else 0
+    return (outputs + -outputs % LANES) * inputs * weight.element_size()
 
 
 def _matrix(module: torch.nn.Module) -> torch.Tensor | None:
