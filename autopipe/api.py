@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -12,20 +13,19 @@ import numpy as np
 import numpy.typing as npt
 
 from autopipe.core.engine import Engine
-from autopipe.core.errors import ConfigError
+from autopipe.core.errors import AutoPipeError, ConfigError
 from autopipe.core.plan import Plan, StagePlan
-from autopipe.core.preflight import check_plan, toy_tokenizer
+from autopipe.core.preflight import PlanInfo, Progress, check_plan, inspect_plan, toy_tokenizer
 from autopipe.core.request import RequestHandle, RowProcessor
 from autopipe.core.sampling import SamplingParams
 from autopipe.core.stats import RequestStats
 from autopipe.core.trace import write_trace
+from autopipe.inputs import require_no_padding, require_text, require_writable, sampling_params, single_row
 
 if TYPE_CHECKING:
     from autopipe.core.text import OutputText
 
 Message = Mapping[str, Any]
-
-_TRANSFORMERS_NAMES = {"eos_token_id": "eos_token_ids", "stop_strings": "stop"}
 
 
 @dataclass(slots=True)
@@ -89,8 +89,18 @@ class AutoPipe:
     Several threads may generate at once; their requests queue.
     """
 
-    def __init__(self, plan: Plan) -> None:
+    def __init__(
+        self,
+        plan: Plan,
+        *,
+        progress: Progress | None = None,
+        check: Callable[[PlanInfo], None] = lambda info: None,
+    ) -> None:
         """Load what `plan` needs. Prefer `from_plan` or `from_pretrained`.
+
+        Args:
+            progress: told, in a line of text, when a download or a conversion begins.
+            check: called with what is known of the target before weights load; what it raises is raised.
 
         Raises:
             ConfigError, ModelLoadError, UnsupportedModelError, TokenizerMismatchError: before weights load
@@ -100,7 +110,9 @@ class AutoPipe:
         with ThreadPoolExecutor(1) as pool:
 
             def preflight() -> None:
-                self._eos_token_ids = check_plan(plan)
+                info = inspect_plan(plan, progress=progress)
+                check(info)
+                self._eos_token_ids = info.eos_token_ids
                 loading.append(pool.submit(_load_tokenizer, plan))
 
             self.engine = Engine(plan, preflight=preflight)
@@ -111,9 +123,15 @@ class AutoPipe:
                 raise
 
     @classmethod
-    def from_plan(cls, plan: Plan | str | Path) -> AutoPipe:
-        """From a plan, or the YAML file that holds it."""
-        return cls(plan if isinstance(plan, Plan) else Plan.load(plan))
+    def from_plan(
+        cls,
+        plan: Plan | str | Path,
+        *,
+        progress: Progress | None = None,
+        check: Callable[[PlanInfo], None] = lambda info: None,
+    ) -> AutoPipe:
+        """From a plan, or the YAML file that holds it; `progress` and `check` as for the constructor."""
+        return cls(plan if isinstance(plan, Plan) else Plan.load(plan), progress=progress, check=check)
 
     @classmethod
     def from_pretrained(
@@ -173,25 +191,21 @@ class AutoPipe:
         """Token ids of a prompt given in exactly one of three ways; chat `messages` go through the chat template.
 
         Raises:
-            ConfigError: none or several given, or a tokenizer without a chat template.
+            ConfigError: none or several given, text that is not valid Unicode, ids that are not whole numbers, or
+                a tokenizer without a chat template.
         """
         given = {"prompt": prompt, "messages": messages, "input_ids": input_ids}
         names = [name for name, value in given.items() if value is not None]
         if len(names) != 1:
             raise ConfigError("prompt", " and ".join(names) or None, "exactly one of prompt, messages, input_ids")
         if prompt is not None:
-            return list(self.tokenizer(prompt)["input_ids"])
+            return list(self.tokenizer(require_text(prompt, "prompt"))["input_ids"])
         if messages is not None:
             if not getattr(self.tokenizer, "chat_template", None):
                 raise ConfigError("messages", "given", "a plain prompt: this model's tokenizer has no chat template")
             text = self.tokenizer.apply_chat_template(list(messages), tokenize=False, add_generation_prompt=True)
-            return list(self.tokenizer(text, add_special_tokens=False)["input_ids"])
-        ids = input_ids.tolist() if hasattr(input_ids, "tolist") else list(input_ids)
-        if ids and isinstance(ids[0], list):
-            if len(ids) != 1:
-                raise ConfigError("input_ids", f"{len(ids)} rows", "one row; submit several prompts one by one")
-            ids = ids[0]
-        return [int(token) for token in ids]
+            return list(self.tokenizer(require_text(text, "messages"), add_special_tokens=False)["input_ids"])
+        return single_row(input_ids)
 
     def generate(
         self,
@@ -199,6 +213,7 @@ class AutoPipe:
         *,
         messages: Sequence[Message] | None = None,
         input_ids: Any = None,
+        attention_mask: Any = None,
         streamer: Any = None,
         logits_processor: Sequence[Callable[..., Any]] | None = None,
         stopping_criteria: Sequence[Callable[..., Any]] | Callable[..., Any] | None = None,
@@ -209,11 +224,13 @@ class AutoPipe:
 
         Args:
             prompt: text; token ids or a tensor [1, n] are taken for `input_ids`, a list of mappings for `messages`.
+            attention_mask: as tokenizers return it with `input_ids`; all ones, as nothing is padded here.
             streamer: a transformers streamer (`put`, `end`).
             logits_processor: transformers LogitsProcessors, applied at every verified position on its own prefix.
             stopping_criteria: transformers StoppingCriteria, asked after every token.
             trace: write a Chrome trace (one lane per stage) to this file.
-            options: fields of `SamplingParams`; transformers' `do_sample`, `eos_token_id`, `stop_strings` too.
+            options: fields of `SamplingParams`; transformers' `do_sample`, `eos_token_id`, `stop_strings` too (and
+                `pad_token_id`, which has no effect).
 
         Raises:
             ConfigError, ContextLengthError: before anything runs.
@@ -223,6 +240,7 @@ class AutoPipe:
             prompt,
             messages=messages,
             input_ids=input_ids,
+            attention_mask=attention_mask,
             streamer=streamer,
             logits_processor=logits_processor,
             stopping_criteria=stopping_criteria,
@@ -240,22 +258,28 @@ class AutoPipe:
         *,
         messages: Sequence[Message] | None = None,
         input_ids: Any = None,
+        attention_mask: Any = None,
         streamer: Any = None,
         logits_processor: Sequence[Callable[..., Any]] | None = None,
         stopping_criteria: Sequence[Callable[..., Any]] | Callable[..., Any] | None = None,
         trace: str | Path | None = None,
         **options: Any,
     ) -> Iterator[StreamDelta]:
-        """Like `generate`, as an iterator. Bad input raises here; the request starts with the first `next`.
+        """Like `generate`, as an iterator. Bad input raises in this call; the request starts with the first `next`.
 
         Abandoning the iterator cancels the request.
         """
         if messages is None and isinstance(prompt, list) and prompt and isinstance(prompt[0], Mapping):
             prompt, messages = None, prompt
-        elif prompt is not None and not isinstance(prompt, str):
-            prompt, input_ids = None, prompt if input_ids is None else input_ids
+        elif prompt is not None and not isinstance(prompt, str) and input_ids is None:
+            prompt, input_ids = None, prompt
         ids = self.encode(prompt, messages=messages, input_ids=input_ids)
+        if attention_mask is not None:
+            require_no_padding(attention_mask, len(ids))
         params = sampling_params(options)
+        if trace is not None:
+            require_writable(trace, "trace")
+        self.engine.check_request(ids, params)
         processor = _row_processor(logits_processor) if logits_processor else None
         criteria = _as_list(stopping_criteria)
         return self._run(ids, params, processor, streamer, criteria, trace)
@@ -276,13 +300,18 @@ class AutoPipe:
         token_ids: list[int] = []
         logprobs: list[Any] | None = None if params.num_logprobs is None else []
         stopped = False
-        if streamer is not None:
-            _put(streamer, ids)
-        handle = self.engine.submit(
-            ids, params, eos_token_ids=self._eos_token_ids, processor=processor, trace=trace is not None
-        )
+        handle: RequestHandle | None = None
+        num_received, ran_ahead, last_token_s = 0, False, None
         try:
+            if streamer is not None:
+                _put(streamer, ids)
+            handle = self.engine.submit(
+                ids, params, eos_token_ids=self._eos_token_ids, processor=processor, trace=trace is not None
+            )
             for block in handle:
+                last_token_s = handle.last_token_s
+                num_received += len(block.token_ids)
+                ran_ahead = handle.num_tokens > num_received
                 text, count, stopped = _take(output, criteria, ids + token_ids, block.token_ids)
                 if stopped:
                     handle.cancel()
@@ -299,9 +328,13 @@ class AutoPipe:
                     break
             outcome = handle.outcome()
         finally:
-            handle.cancel()
+            if handle is not None:
+                handle.cancel()
             if streamer is not None:
                 streamer.end()
+        stats = outcome.stats
+        if stopped and not ran_ahead and last_token_s is not None:
+            stats = _until(stats, handle, last_token_s, len(token_ids))
         pieces.append(output.finish())
         result = GenerationResult(
             text="".join(pieces),
@@ -309,36 +342,19 @@ class AutoPipe:
             finish_reason="stop" if stopped or output.stopped else outcome.finish_reason,
             prompt_ids=ids,
             logprobs=logprobs,
-            stats=outcome.stats,
+            stats=stats,
             plan=self.plan,
         )
         if trace is not None:
-            write_trace(trace, outcome.trace)
+            try:
+                write_trace(trace, outcome.trace)
+            except OSError as error:
+                raise AutoPipeError(f"the trace cannot be written: {error}") from error
         yield StreamDelta(pieces[-1], finish_reason=result.finish_reason, result=result)
 
     def submit(self, ids: Sequence[int], params: SamplingParams) -> RequestHandle:
         """Queue token ids and get the raw handle: for servers and tools that do their own text handling."""
         return self.engine.submit(ids, params, eos_token_ids=self._eos_token_ids)
-
-
-def sampling_params(options: Mapping[str, Any]) -> SamplingParams:
-    """`SamplingParams` from keyword arguments, transformers' spellings included.
-
-    Raises:
-        ConfigError: an unknown option or a value that is not allowed.
-    """
-    known = {_TRANSFORMERS_NAMES.get(key, key): value for key, value in options.items()}
-    do_sample = known.pop("do_sample", None)
-    if do_sample is False:
-        known["temperature"] = 0.0
-    elif do_sample:
-        known.setdefault("temperature", 1.0)
-        if known["temperature"] == 0:
-            raise ConfigError("temperature", 0, "above 0 with do_sample=True")
-    eos = known.get("eos_token_ids")
-    if isinstance(eos, int):
-        known["eos_token_ids"] = (eos,)
-    return SamplingParams.parse({key: value for key, value in known.items() if value is not None})
 
 
 def _load_tokenizer(plan: Plan) -> Any:
@@ -391,3 +407,11 @@ def _put(streamer: Any, token_ids: list[int]) -> None:
 
     if token_ids:
         streamer.put(torch.tensor(token_ids))
+
+
+def _until(stats: RequestStats, handle: RequestHandle, last_token_s: float, num_tokens: int) -> RequestStats:
+    """`stats` with times that end at a token on which the caller stopped, not where the engine heard of it."""
+    first = handle.first_token_s if handle.first_token_s is not None else last_token_s
+    begun = handle.begun_s if handle.begun_s is not None else handle.submitted_s
+    per_token_s = (last_token_s - first) / (num_tokens - 1) if num_tokens > 1 else first - begun
+    return dataclasses.replace(stats, total_s=last_token_s - handle.submitted_s, ms_per_token=1e3 * per_token_s)

@@ -12,8 +12,10 @@ import torch
 from transformers import AutoModelForCausalLM, LogitsProcessor, StoppingCriteria
 
 from autopipe import AutoPipe, ConfigError, Plan, StagePlan
-from autopipe.core.errors import AutoPipeError, ContextLengthError, TokenizerMismatchError
-from tests.tiny import save_tiny, tiny_tokenizer
+from autopipe.core.errors import AutoPipeError, ContextLengthError, EngineClosedError, TokenizerMismatchError
+from autopipe.core.request import Outcome, TokenBlock
+from autopipe.core.stats import RequestStats
+from tests.tiny import VOCAB_SIZE, save_tiny, tiny_tokenizer
 
 PROMPT = "The quick brown fox"
 
@@ -148,22 +150,78 @@ def test_a_stopping_criterion_stops_at_the_very_token(pipe: AutoPipe, extra: int
     assert result.finish_reason == "stop"
 
 
+class Recorder:
+    """A streamer."""
+
+    def __init__(self) -> None:
+        self.ids: list[int] = []
+        self.ended = False
+
+    def put(self, value: torch.Tensor) -> None:
+        self.ids += value.tolist()
+
+    def end(self) -> None:
+        self.ended = True
+
+
 def test_a_streamer_gets_the_prompt_then_every_token_then_the_end(pipe: AutoPipe) -> None:
-    class Recorder:
-        def __init__(self) -> None:
-            self.ids: list[int] = []
-            self.ended = False
-
-        def put(self, value: torch.Tensor) -> None:
-            self.ids += value.tolist()
-
-        def end(self) -> None:
-            self.ended = True
-
     recorder = Recorder()
     result = pipe.generate(PROMPT, max_new_tokens=12, streamer=recorder)
     assert recorder.ids == result.sequences[0]
     assert recorder.ended
+
+
+def test_a_streamer_that_was_given_the_prompt_hears_of_the_end_when_the_request_is_refused(
+    pipe: AutoPipe, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def submit(*_: Any, **__: Any) -> None:
+        raise EngineClosedError("closed meanwhile")
+
+    monkeypatch.setattr(pipe.engine, "submit", submit)
+    recorder = Recorder()
+    with pytest.raises(EngineClosedError):
+        pipe.generate(PROMPT, streamer=recorder)
+    assert recorder.ids
+    assert recorder.ended
+
+
+def test_the_output_of_a_tokenizer_is_taken_as_model_generate_takes_it(pipe: AutoPipe) -> None:
+    inputs = pipe.tokenizer(PROMPT, return_tensors="pt")
+    assert set(inputs) == {"input_ids", "attention_mask"}
+    result = pipe.generate(**inputs, max_new_tokens=5, pad_token_id=pipe.tokenizer.pad_token_id)
+    assert result.token_ids == pipe.generate(PROMPT, max_new_tokens=5).token_ids
+
+
+def test_a_padded_prompt_is_refused(pipe: AutoPipe) -> None:
+    inputs = pipe.tokenizer([PROMPT], return_tensors="pt", padding="max_length", max_length=40)
+    with pytest.raises(ConfigError, match="padding") as caught:
+        pipe.generate(**inputs)
+    assert caught.value.key == "attention_mask"
+
+
+@pytest.mark.parametrize(
+    ("request_", "key"),
+    [
+        ({"prompt": "caf\udce9"}, "prompt"),
+        ({"messages": [{"role": "user", "content": "caf\udce9"}]}, "messages"),
+        ({"input_ids": [1.5]}, "input_ids"),
+        ({"input_ids": [VOCAB_SIZE]}, "prompt"),
+        ({"input_ids": []}, "prompt"),
+        ({"prompt": "a", "trace": "."}, "trace"),
+        ({"prompt": "a", "trace": "missing/trace.json"}, "trace"),
+        ({"prompt": [1], "input_ids": [1]}, "prompt"),
+        ({"prompt": "a", "min_new_tokens": 3, "max_new_tokens": 2}, "min_new_tokens"),
+    ],
+)
+def test_a_bad_request_is_told_when_stream_is_called(pipe: AutoPipe, request_: dict[str, Any], key: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        pipe.stream(**request_)
+    assert caught.value.key == key
+
+
+def test_a_context_too_short_is_told_when_stream_is_called(pipe: AutoPipe) -> None:
+    with pytest.raises(ContextLengthError):
+        pipe.stream(PROMPT, max_new_tokens=500)
 
 
 def test_a_trace_has_a_lane_per_stage(pipe: AutoPipe, tmp_path: Path) -> None:
@@ -172,6 +230,32 @@ def test_a_trace_has_a_lane_per_stage(pipe: AutoPipe, tmp_path: Path) -> None:
     names = {event["args"]["name"] for event in events if event["name"] == "thread_name"}
     assert len(names) == 1
     assert {event["name"] for event in events if event["ph"] == "X"} >= {"prefill"}
+
+
+def test_times_end_with_the_token_that_completed_a_stop_string(pipe: AutoPipe, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An engine that gives a token a second, and goes on for 100 s before it hears that it is to stop."""
+    ids = pipe.encode("abcdef")
+
+    class Handle:
+        submitted_s, begun_s, first_token_s, last_token_s = 0.0, 0.5, 1.0, 0.0
+        num_tokens = 0
+
+        def __iter__(self) -> Iterator[TokenBlock]:
+            for token in ids:
+                self.num_tokens += 1
+                self.last_token_s += 1.0
+                yield TokenBlock([token])
+
+        def cancel(self) -> None:
+            pass
+
+        def outcome(self) -> Outcome:
+            return Outcome("cancelled", RequestStats(total_s=106.0, ttft_s=1.0, ms_per_token=17.0), {})
+
+    monkeypatch.setattr(pipe.engine, "submit", lambda *_, **__: Handle())
+    result = pipe.generate(PROMPT, stop=["d"])
+    assert result.token_ids == ids[:4]
+    assert (result.stats.total_s, result.stats.ttft_s, result.stats.ms_per_token) == (4.0, 1.0, 1000.0)
 
 
 def test_to_dict_has_the_documented_shape(pipe: AutoPipe) -> None:

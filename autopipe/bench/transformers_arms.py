@@ -28,7 +28,7 @@ class TransformersModels:
         from autopipe.core.models.loading import choose_dtype, local_folder
         from autopipe.core.models.spec import resolve
 
-        torch.set_num_threads(self._threads)
+        self.set_threads()
         key = repr(stage.identity())
         if key not in self._models:
             transformers.utils.logging.set_verbosity_error()
@@ -45,6 +45,12 @@ class TransformersModels:
                 model.load_adapter(stage.adapter)
             self._models[key] = model.to(device).eval()
         return self._models[key]
+
+    def set_threads(self) -> None:
+        """Give torch in this process the threads of the bench, whatever other arms have set since."""
+        import torch
+
+        torch.set_num_threads(self._threads)
 
     def close(self) -> None:
         self._models.clear()
@@ -84,6 +90,7 @@ class TransformersArm(Arm):
     def generate(self, ids: Sequence[int], sampling: SamplingParams) -> ArmOutput:
         import torch
 
+        self._models.set_threads()
         forwards = 0
 
         def count(*_: Any) -> None:

@@ -101,25 +101,23 @@ def run(
 
         run_command.run(
             prompt,
-            plan=options.build_plan(
-                options.PlanOptions(
-                    plan=plan,
-                    target=target,
-                    drafters=drafter or (),
-                    mode=mode,
-                    windows=window or (),
-                    min_drafts=min_drafts,
-                    verify_cap=verify_cap,
-                    backend=backend,
-                    dtype=dtype,
-                    device=device,
-                    threads=threads,
-                    adapter=adapter,
-                    verification=verification,
-                    exact=exact,
-                    warmup=warmup,
-                    trust_remote_code=trust_remote_code,
-                )
+            options=options.PlanOptions(
+                plan=plan,
+                target=target,
+                drafters=drafter or (),
+                mode=mode,
+                windows=window or (),
+                min_drafts=min_drafts,
+                verify_cap=verify_cap,
+                backend=backend,
+                dtype=dtype,
+                device=device,
+                threads=threads,
+                adapter=adapter,
+                verification=verification,
+                exact=exact,
+                warmup=warmup,
+                trust_remote_code=trust_remote_code,
             ),
             sampling=options.build_sampling(
                 temperature=temperature,

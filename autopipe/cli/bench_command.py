@@ -8,7 +8,7 @@ import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from autopipe.bench.arms import Arm, EnginePool, PipelineArm
 from autopipe.bench.machine import describe_machine, usable_cores
@@ -16,11 +16,14 @@ from autopipe.bench.prompts import Prompt, load_prompts
 from autopipe.bench.report import Row
 from autopipe.bench.runner import prepare_arms, run_bench
 from autopipe.bench.specs import TRANSFORMERS_ARMS, ArmSpec, arm_settings, parse_arms
-from autopipe.cli.options import PlanOptions, build_plan
-from autopipe.cli.run_command import open_pipe
+from autopipe.cli.options import NO_DRAFTER, PlanOptions, build_plan, naming_options, require_context
+from autopipe.cli.run_command import open_pipe, say
 from autopipe.core.errors import ConfigError
 from autopipe.core.plan import Mode, Plan
 from autopipe.core.sampling import SamplingParams
+
+if TYPE_CHECKING:
+    from autopipe.api import AutoPipe
 
 
 def bench(
@@ -44,7 +47,7 @@ def bench(
     threads = options.threads if options.threads is not None else usable_cores()
     base = build_plan(options)
     plans = arm_plans(specs, options, threads)
-    with bench_session(specs, plans, base, threads) as (arms, encode):
+    with bench_session(specs, plans, base, threads, options, sampling) as (arms, encode):
         ids = [encode(prompt) for prompt in prompt_set]
         ready, missing = prepare_arms(arms)
         for name, reason in missing.items():
@@ -66,14 +69,23 @@ def bench(
 
 @contextmanager
 def bench_session(
-    specs: Sequence[ArmSpec], plans: dict[str, Plan], base: Plan, threads: int
+    specs: Sequence[ArmSpec],
+    plans: dict[str, Plan],
+    base: Plan,
+    threads: int,
+    options: PlanOptions,
+    sampling: SamplingParams,
 ) -> Iterator[tuple[list[Arm], Callable[[Prompt], list[int]]]]:
     """Arms, not loaded yet, and a function that turns a prompt into ids the same way for all of them."""
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     from autopipe.bench.library_arms import LlamaCppArm, OpenVinoArm
     from autopipe.bench.transformers_arms import TransformersArm, TransformersModels
 
-    pool = EnginePool(open_pipe)
+    def open_named(plan: Plan) -> AutoPipe:
+        with naming_options(options, plan):
+            return open_pipe(plan, check=lambda info: require_context(info, sampling))
+
+    pool = EnginePool(open_named)
     models = TransformersModels(threads)
     drafter = next((stage for stage in reversed(base.drafters) if not stage.is_ngram), None)
     arms: list[Arm] = []
@@ -91,7 +103,8 @@ def bench_session(
 
     def encode(prompt: Prompt) -> list[int]:
         if not tokenizer:
-            tokenizer.append(load_tokenizer(base))
+            with naming_options(options, base):
+                tokenizer.append(load_tokenizer(base))
         if base.target.is_emulated and prompt.messages is not None:
             prompt = Prompt(prompt.name, text="\n".join(message["content"] for message in prompt.messages))
         return encode_prompt(prompt, tokenizer[0])
@@ -114,7 +127,8 @@ def load_tokenizer(plan: Plan) -> Any:
     from autopipe.core.models.loading import load_tokenizer as load
     from autopipe.core.models.spec import resolve
 
-    return load(resolve(plan.target.model, "--target"), trust_remote_code=plan.target.trust_remote_code)
+    source = resolve(plan.target.model, f"chain.{len(plan.chain) - 1}.model")
+    return load(source, trust_remote_code=plan.target.trust_remote_code, progress=say)
 
 
 def encode_prompt(prompt: Prompt, tokenizer: Any) -> list[int]:
@@ -142,7 +156,10 @@ def arm_plans(specs: Sequence[ArmSpec], options: PlanOptions, threads: int) -> d
 
 def _plan(spec: ArmSpec, options: PlanOptions, threads: int) -> Plan:
     """The plan of a pipeline arm. Every arm gets the same threads; stages that run at once share them."""
-    plan = build_plan(dataclasses.replace(options, **arm_settings(spec)))
+    settings = arm_settings(spec)
+    if tuple(settings.get("drafters", ())) == (NO_DRAFTER,):
+        options = dataclasses.replace(options, windows=(), min_drafts=None)  # meant for the arms that have drafters
+    plan = build_plan(dataclasses.replace(options, **settings))
     if options.threads is not None:
         return plan
     neural = sum(not stage.is_ngram for stage in plan.chain)

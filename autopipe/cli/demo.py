@@ -42,7 +42,7 @@ def _demo(text: str) -> None:
     specs = parse_arms(_ARMS)
     sampling = build_sampling(max_new_tokens=_MAX_NEW_TOKENS)
     plans = bench_command.arm_plans(specs, options, usable_cores())
-    with bench_command.bench_session(specs, plans, base, usable_cores()) as (arms, encode):
+    with bench_command.bench_session(specs, plans, base, usable_cores(), options, sampling) as (arms, encode):
         _say("Loading the model (the first time it is converted, which takes about 15 s) ...")
         ready, missing = prepare_arms(arms)
         ids = encode(Prompt("demo", messages=({"role": "user", "content": text},)))

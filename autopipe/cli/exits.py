@@ -1,10 +1,11 @@
 """How a command ends: messages without tracebacks, and exit codes scripts can rely on.
 
-0 done; 1 something failed while running; 2 a bad option or plan; 130 interrupted; 143 terminated.
+0 done; 1 something failed while running; 2 a bad option, plan or prompt; 130 interrupted; 143 terminated.
 """
 
 from __future__ import annotations
 
+import io
 import os
 import signal
 import sys
@@ -16,7 +17,7 @@ from typing import NoReturn
 
 import typer
 
-from autopipe.core.errors import AutoPipeError, ConfigError
+from autopipe.core.errors import AutoPipeError, ConfigError, ContextLengthError
 
 EXIT_FAILED = 1
 EXIT_BAD_OPTION = 2
@@ -30,11 +31,12 @@ def orderly_exit() -> Iterator[None]:
 
     SIGTERM unwinds the stack like Ctrl-C does, so that engines close and leave nothing behind.
     """
+    replace_unprintable()
     in_main_thread = threading.current_thread() is threading.main_thread()
     previous = signal.signal(signal.SIGTERM, _terminate) if in_main_thread else None
     try:
         yield
-    except ConfigError as error:
+    except (ConfigError, ContextLengthError) as error:
         fail(str(error), EXIT_BAD_OPTION)
     except AutoPipeError as error:
         fail(str(error), EXIT_FAILED)
@@ -48,6 +50,12 @@ def orderly_exit() -> Iterator[None]:
     finally:
         if in_main_thread:
             signal.signal(signal.SIGTERM, previous)
+
+
+def replace_unprintable() -> None:
+    """Let stdout show `?` for a character that its encoding does not have, instead of failing."""
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="replace")
 
 
 def fail(message: str, code: int) -> NoReturn:

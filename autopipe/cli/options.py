@@ -5,17 +5,23 @@ Every error is a `ConfigError` whose key is the option as the user typed it, or 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import re
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from autopipe.core.config import UserModel
-from autopipe.core.errors import ConfigError
+from autopipe.core.errors import ConfigError, ModelLoadError, UnsupportedModelError
 from autopipe.core.models.spec import resolve
 from autopipe.core.plan import MAX_STAGES, Plan, StagePlan
 from autopipe.core.sampling import SamplingParams
+from autopipe.inputs import require_text
 from autopipe.plans import DEFAULT_PLAN_PATH
+
+if TYPE_CHECKING:
+    from autopipe.core.preflight import PlanInfo
 
 NO_DRAFTER = "none"
 """`--drafter none`: the target alone."""
@@ -25,6 +31,7 @@ NGRAM_WINDOW = 7
 _Model = TypeVar("_Model", bound=UserModel)
 _Result = TypeVar("_Result")
 
+_STAGE_KEY = re.compile(r"chain\.(\d+)\.(\w+)")
 _OPTION_NAMES = {"num_logprobs": "--logprobs"}
 
 
@@ -82,8 +89,57 @@ def build_plan(options: PlanOptions) -> Plan:
         return Plan.parse({**base.model_dump(), **changes, "chain": chain})
     except ConfigError as error:
         key = error.key.split(".")[0]
-        name = "--" + key if key in changes else "--drafter" if key == "chain" == error.key else error.key
+        name = "--" + key if key in changes else "--drafter" if key == "chain" == error.key else None
+        name = name or option_of(error.key, options, len(chain)) or error.key
         raise ConfigError(name, error.value, error.allowed) from None
+
+
+def option_of(key: str, options: PlanOptions, num_stages: int) -> str | None:
+    """The option that set a plan's key, such as `chain.1.device`; None if it came from the plan file."""
+    found = _STAGE_KEY.fullmatch(key)
+    if found is None:
+        return None
+    is_target, name = int(found[1]) == num_stages - 1, found[2]
+    if name == "model":
+        given = options.target is not None if is_target else bool(options.drafters)
+        option = "--target" if is_target else "--drafter"
+        return option if given or options.plan is None else None
+    if name == "window":
+        return "--window" if options.windows else None
+    if name == "adapter" and not is_target:
+        return None
+    given = getattr(options, name, None) is not None
+    return "--" + name.replace("_", "-") if given else None
+
+
+@contextmanager
+def naming_options(options: PlanOptions, plan: Plan) -> Iterator[None]:
+    """Let errors about `plan` name the options it was built from, where they name a key that an option set."""
+    try:
+        yield
+    except ConfigError as error:
+        option = option_of(error.key, options, len(plan.chain))
+        if option is None:
+            raise
+        raise ConfigError(option, error.value, error.allowed) from None
+    except (ModelLoadError, UnsupportedModelError) as error:
+        key, colon, reason = str(error).partition(": ")
+        option = option_of(key, options, len(plan.chain)) if colon else None
+        if option is None:
+            raise
+        raise type(error)(f"{option}: {reason}") from None
+
+
+def require_context(info: PlanInfo, sampling: SamplingParams) -> None:
+    """Refuse `--max-new-tokens` that the target's context cannot hold, with even one token of prompt before it.
+
+    Raises:
+        ConfigError: it cannot.
+    """
+    limit = info.max_length
+    if limit is not None and sampling.max_new_tokens >= limit:
+        allowed = f"1 to {limit - 1}: the target's context holds {limit} tokens, prompt included"
+        raise ConfigError("--max-new-tokens", sampling.max_new_tokens, allowed)
 
 
 def build_sampling(**options: Any) -> SamplingParams:
@@ -93,15 +149,14 @@ def build_sampling(**options: Any) -> SamplingParams:
         ConfigError: a value is not allowed; the key is the option's name.
     """
     given = {key: value for key, value in options.items() if value is not None and value != ()}
+    for text in given.get("stop", ()):
+        require_text(text, "--stop")
     try:
-        params = SamplingParams.parse(given)
+        return SamplingParams.parse(given)
     except ConfigError as error:
         key = error.key.split(".")[0]
         name = _OPTION_NAMES.get(key, "--" + key.replace("_", "-"))
         raise ConfigError(name, error.value, error.allowed) from None
-    if params.min_new_tokens > params.max_new_tokens:
-        raise ConfigError("--min-new-tokens", params.min_new_tokens, f"0 to --max-new-tokens ({params.max_new_tokens})")
-    return params
 
 
 def _drafter(model: str) -> StagePlan:
@@ -114,6 +169,8 @@ def _drafter(model: str) -> StagePlan:
 def _with_windows(drafters: list[StagePlan], windows: Sequence[int]) -> list[StagePlan]:
     if not windows:
         return drafters
+    if not drafters:
+        raise ConfigError("--window", list(windows), "only with a drafter: this pipeline is the target alone")
     if len(windows) == 1:
         windows = [windows[0]] * len(drafters)
     if len(windows) != len(drafters):
@@ -127,6 +184,10 @@ def _with_windows(drafters: list[StagePlan], windows: Sequence[int]) -> list[Sta
 
 def _with_stage_options(chain: list[StagePlan], options: PlanOptions) -> list[StagePlan]:
     """Options that concern every neural stage, or every verifier."""
+    for key in ("min_drafts", "verify_cap"):
+        if len(chain) == 1 and getattr(options, key) is not None:
+            allowed = "only with a drafter: this pipeline is the target alone"
+            raise ConfigError("--" + key.replace("_", "-"), getattr(options, key), allowed)
     for index, stage in enumerate(chain):
         if not stage.is_ngram:
             for key in ("backend", "dtype", "device", "threads"):
@@ -151,10 +212,8 @@ def _require_known_models(chain: list[StagePlan], options: PlanOptions) -> None:
     for index, stage in enumerate(chain):
         if stage.is_ngram or stage.is_emulated:
             continue
-        is_target = index == len(chain) - 1
-        from_option = options.target is not None if is_target else bool(options.drafters)
-        option = "--target" if is_target else "--drafter"
-        resolve(stage.model, option if from_option else f"chain.{index}.model")
+        key = f"chain.{index}.model"
+        resolve(stage.model, option_of(key, options, len(chain)) or key)
 
 
 def _replace(model: _Model, option: str, **changes: Any) -> _Model:

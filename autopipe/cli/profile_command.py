@@ -119,8 +119,11 @@ def run(
     Raises:
         ConfigError: a bad option, before anything is loaded. AutoPipeError: a stage fails.
     """
-    from autopipe.cli.options import build_plan
+    from autopipe.cli.options import build_plan, naming_options, require_context
+    from autopipe.cli.run_command import say
     from autopipe.core.errors import ConfigError
+    from autopipe.core.sampling import SamplingParams
+    from autopipe.inputs import require_writable
 
     for key, value, least in (("--repeats", repeats, 1), ("--max-new-tokens", max_new_tokens, 2)):
         if value < least:
@@ -128,13 +131,16 @@ def run(
     for count in threads or ():
         if not 1 <= count <= 1024:
             raise ConfigError("--threads", count, "1 to 1024")
+    require_writable(out, "--out")
     built = build_plan(options)
     chosen = read_prompts(prompt_sets)
 
-    from autopipe.core.preflight import check_plan
+    from autopipe.core.preflight import inspect_plan
     from autopipe.profile import profile_plan
 
-    eos = check_plan(built)
+    with naming_options(options, built):
+        info = inspect_plan(built, progress=say)
+    require_context(info, SamplingParams(max_new_tokens=max_new_tokens))
     with progress() as advance:
         advance("tokenizing prompts", 0.0)
         found = profile_plan(
@@ -142,7 +148,7 @@ def run(
             encode(chosen, built),
             out,
             prompt_sets=prompt_sets,
-            eos_token_ids=eos,
+            eos_token_ids=info.eos_token_ids,
             threads=threads,
             repeats=repeats,
             max_new_tokens=max_new_tokens,

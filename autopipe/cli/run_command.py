@@ -4,21 +4,25 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from autopipe.cli.options import PlanOptions, build_plan, naming_options, require_context
 from autopipe.core.errors import ConfigError
 from autopipe.core.plan import Plan
 from autopipe.core.sampling import SamplingParams
+from autopipe.inputs import require_text, require_writable
 
 if TYPE_CHECKING:
     from autopipe.api import AutoPipe, GenerationResult
+    from autopipe.core.preflight import PlanInfo
 
 
 def run(
     prompt: str,
     *,
-    plan: Plan,
+    options: PlanOptions,
     sampling: SamplingParams,
     chat: bool | None = None,
     show_stats: bool = False,
@@ -34,14 +38,17 @@ def run(
         trace: where to write a Chrome trace.
 
     Raises:
-        ConfigError: nothing to prompt with, or `trace` cannot be written.
+        ConfigError: a bad option, nothing to prompt with or not text, or `trace` cannot be written; before anything
+            loads.
+        ContextLengthError: the prompt does not fit the target's context.
     """
-    text = sys.stdin.read() if prompt == "-" else prompt
-    if not text:
-        raise ConfigError("PROMPT", text, "at least one character")
-    if trace is not None and not trace.resolve().parent.is_dir():
-        raise ConfigError("--trace", str(trace), "a file in a folder that exists")
-    with open_pipe(plan) as pipe:
+    plan = build_plan(options)
+    text = read_prompt(prompt)
+    if trace is not None:
+        require_writable(trace, "--trace")
+    with naming_options(options, plan):
+        pipe = open_pipe(plan, check=lambda info: require_context(info, sampling))
+    with pipe:
         if chat is None:
             chat = bool(getattr(pipe.tokenizer, "chat_template", None))
         request: dict[str, Any] = sampling.model_dump(exclude_unset=True)
@@ -50,7 +57,7 @@ def run(
             request["trace"] = str(trace)
         result = pipe.generate(**request) if json_output else stream(pipe, request)
     if json_output:
-        print(json.dumps(result.to_dict(), ensure_ascii=False))
+        print(json.dumps(result.to_dict(), ensure_ascii=not _stdout_is_utf8()))
         return
     from autopipe.cli import show
 
@@ -59,11 +66,32 @@ def run(
         show.stages(result)
 
 
-def open_pipe(plan: Plan) -> AutoPipe:
+def read_prompt(prompt: str) -> str:
+    """The prompt, from standard input if it is `-`.
+
+    Raises:
+        ConfigError: empty, or not UTF-8.
+    """
+    try:
+        text = sys.stdin.read() if prompt == "-" else prompt
+    except UnicodeDecodeError as error:
+        bad = error.object[error.start : error.start + 8]
+        raise ConfigError("PROMPT", bad, f"standard input in {error.encoding} (byte {error.start} is not)") from None
+    if not text:
+        raise ConfigError("PROMPT", text, "at least one character")
+    return require_text(text, "PROMPT")
+
+
+def open_pipe(plan: Plan, *, check: Callable[[PlanInfo], None]) -> AutoPipe:
     """Load the plan's models. Apart, so that tests can put a fake in its place."""
     from autopipe.api import AutoPipe
 
-    return AutoPipe.from_plan(plan)
+    return AutoPipe.from_plan(plan, check=check, progress=say)
+
+
+def say(line: str) -> None:
+    """Tell the user on stderr that something slow begins."""
+    print(line, file=sys.stderr, flush=True)
 
 
 def stream(pipe: AutoPipe, request: dict[str, Any]) -> GenerationResult:
@@ -78,3 +106,7 @@ def stream(pipe: AutoPipe, request: dict[str, Any]) -> GenerationResult:
     if result is None:
         raise RuntimeError("the stream ended without a result")
     return result
+
+
+def _stdout_is_utf8() -> bool:
+    return (sys.stdout.encoding or "").lower().replace("-", "").replace("_", "") == "utf8"

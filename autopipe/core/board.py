@@ -18,7 +18,7 @@ import tempfile
 import time
 import zlib
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 import numpy as np
 import numpy.typing as npt
@@ -48,6 +48,8 @@ SEGMENT_BYTES = MAX_SLOTS * _SLOT_BYTES
 _SEQUENCE, _REQUEST, _LENGTH, _COMMITTED, _ROLLBACKS, _STOPPED, _PUBLISHED_NS, _CHECKSUM = range(8)
 # Words of their own, each a single aligned store.
 _CREDIT, _WAKE_AT, _BEAT_NS, _DEADLINE_NS = range(16, 20)
+# What the owner has done in a request so far: its number, then as many figures as `Progress` has fields.
+_PROGRESS = 20
 
 _MAX_READ_TRIES = 200
 
@@ -75,6 +77,20 @@ class Snapshot:
     published_ns: int
     start: int
     tokens: list[int]
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """What a stage has done so far in a request; fields as in `StageStats`. Read while it is written, the figures
+    may stem from two steps in a row."""
+
+    forwards: int = 0
+    emitted: int = 0
+    verified: int = 0
+    accepted: int = 0
+    rollbacks: int = 0
+    busy_ns: int = 0
+    catch_up_ns: int = 0
 
 
 def create_segment() -> int:
@@ -128,7 +144,7 @@ class Slot:
     ) -> int:
         """Replace the sequence from position `start` on by `tokens`; return the bytes written.
 
-        `rows[i]`, where given, is the distribution that tokens[i] was drawn from.
+        `rows[i]` is the distribution that tokens[i] was drawn from; None for a token that was adopted.
         """
         words = self._words
         length = start + len(tokens)
@@ -137,7 +153,9 @@ class Slot:
             self._tokens[start:length] = tokens
         written = 4 * len(tokens) + _HEADER_BYTES
         for position, row in enumerate(rows, start):
-            if row is not None:
+            if row is None:
+                self._row_counts[position % ROW_RING] = 0
+            else:
                 place, count = position % ROW_RING, len(row.ids)
                 self._row_counts[place] = count
                 self._row_ids[place, :count] = row.ids
@@ -174,7 +192,10 @@ class Slot:
         return None
 
     def read_rows(self, request: int, start: int, expected: Sequence[int]) -> list[SparseRow] | None:
-        """Distributions of the tokens at `start`.., or None if the sequence no longer reads `expected` there."""
+        """Distributions of the tokens at `start`..
+
+        None if the sequence no longer reads `expected` there, or the slot's stage has not drawn all of these itself.
+        """
         words = self._words
         for _ in range(_MAX_READ_TRIES):
             before = words[_SEQUENCE]
@@ -184,9 +205,13 @@ class Slot:
                 same = self._tokens[start : start + len(expected)].tolist() == list(expected)
                 rows = [self._copy_row(position) for position in range(start, start + len(expected))]
                 if words[_SEQUENCE] == before:
-                    return rows if same else None
+                    return rows if same and all(len(row.ids) for row in rows) else None
             time.sleep(0)
         return None
+
+    def forget_rows(self) -> None:
+        """Mark every distribution as absent."""
+        self._row_counts[:] = 0
 
     def _copy_row(self, position: int) -> SparseRow:
         place = position % ROW_RING
@@ -195,6 +220,19 @@ class Slot:
 
     def _checksum(self, request: int, committed: int, length: int) -> int:
         return zlib.crc32(self._tokens[committed:length].tobytes(), (request ^ length) & 0xFFFFFFFF)
+
+    def write_progress(self, request: int, progress: Progress) -> None:
+        """Say what has been done so far in `request`."""
+        self._words[_PROGRESS] = 0
+        for index, field in enumerate(fields(progress), _PROGRESS + 1):
+            self._words[index] = getattr(progress, field.name)
+        self._words[_PROGRESS] = request
+
+    def read_progress(self, request: int) -> Progress | None:
+        """What the owner has done in `request`; None when it has not said."""
+        if self._words[_PROGRESS] != request:
+            return None
+        return Progress(*(self._words[_PROGRESS + 1 + index] for index in range(len(fields(Progress)))))
 
     def clear(self) -> None:
         """Forget what a former owner left, whatever state it died in."""

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 
 from autopipe.core.config import UserModel
 from autopipe.core.plan import Mode, NgramOptions, Plan, StagePlan, Warmup, WhenShort
+from autopipe.core.stats import NGRAM
 
 
 class StageConfig(UserModel):
@@ -17,6 +18,7 @@ class StageConfig(UserModel):
         active: whether the stage takes part.
         producer: slot of the stage before it, or None.
         consumer: slot of the stage after it; None for the target.
+        producer_name: what stats call the stage before it (`ngram` for an n-gram drafter); empty without one.
         ngram: options of an n-gram drafter in front of this stage, or None.
         window: tokens the producer may be ahead of this stage.
     """
@@ -24,6 +26,7 @@ class StageConfig(UserModel):
     active: bool = True
     producer: int | None = None
     consumer: int | None = None
+    producer_name: str = ""
     ngram: NgramOptions | None = None
     mode: Mode = Mode.LOCKSTEP
     window: int = 4
@@ -41,10 +44,15 @@ def stage_keys(plan: Plan) -> list[str]:
     Two alike stages of one chain get different keys: each needs a cache of its own.
     """
     keys: list[str] = []
-    for stage in neural_stages(plan):
+    for stage in reversed(neural_stages(plan)):  # numbered from the target, whose key no drafter may change
         base = json.dumps({**stage.identity(), "exact": plan.exact}, sort_keys=True)
         keys.append(f"{base}#{sum(key.startswith(base + '#') for key in keys)}")
-    return keys
+    return keys[::-1]
+
+
+def neural_names(plan: Plan) -> list[str]:
+    """Their names."""
+    return [name for name, stage in zip(plan.names(), plan.chain, strict=True) if not stage.is_ngram]
 
 
 def neural_stages(plan: Plan) -> list[StagePlan]:
@@ -75,6 +83,7 @@ def configure_chain(plan: Plan, slots: Mapping[str, int]) -> dict[str, StageConf
     """
     keys = stage_keys(plan)
     stages = dict(zip(keys, neural_stages(plan), strict=True))
+    names = dict(zip(keys, neural_names(plan), strict=True))
     target = keys[-1]
     running = [key for key in keys if key in slots and (plan.mode is not Mode.PLAIN or key == target)]
     ngram = next((stage for stage in plan.chain if stage.is_ngram), None)
@@ -86,6 +95,7 @@ def configure_chain(plan: Plan, slots: Mapping[str, int]) -> dict[str, StageConf
         configs[key] = StageConfig(
             producer=slots[producer] if producer else None,
             consumer=slots[running[index + 1]] if key != target else None,
+            producer_name=names[producer] if producer else NGRAM if upstream is not None else "",
             ngram=ngram.ngram_options() if ngram is not None and upstream is ngram else None,
             mode=plan.mode,
             window=upstream.window if upstream else 1,

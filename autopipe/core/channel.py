@@ -24,17 +24,24 @@ class ChannelClosedError(ConnectionError):
 
 
 class Channel:
-    """One end of a control channel. `send` may block for a slow reader; `receive` never blocks."""
+    """One end of a control channel. `receive` never blocks.
 
-    def __init__(self, end: socket.socket) -> None:
+    Args:
+        patient: `send` waits for a slow reader; otherwise it keeps what the reader does not take, for `flush`.
+    """
+
+    def __init__(self, end: socket.socket, *, patient: bool = True) -> None:
         self._socket = end
+        self._patient = patient
+        self._outgoing = bytearray()
         self._buffer = bytearray()
         self._ready: deque[Message] = deque()
 
     @staticmethod
     def pair() -> tuple[Channel, Channel]:
+        """Our end, which never blocks, and the end for the other process."""
         ours, theirs = socket.socketpair()
-        return Channel(ours), Channel(theirs)
+        return Channel(ours, patient=False), Channel(theirs)
 
     @classmethod
     def from_descriptor(cls, descriptor: int) -> Channel:
@@ -47,9 +54,27 @@ class Channel:
         """Raises ChannelClosedError when the other end is gone."""
         payload = json.dumps(message, separators=(",", ":")).encode()
         try:
-            self._socket.sendall(_LENGTH.pack(len(payload)) + payload)
+            if self._patient:
+                self._socket.sendall(_LENGTH.pack(len(payload)) + payload)
         except OSError as error:
             raise ChannelClosedError(str(error)) from None
+        if not self._patient:
+            self._outgoing += _LENGTH.pack(len(payload)) + payload
+            if self.flush() is None:
+                raise ChannelClosedError("the other end closed the channel")
+
+    def flush(self) -> bool | None:
+        """Send what is kept; True: something is left, None: the other end is gone."""
+        while self._outgoing:
+            try:
+                sent = self._socket.send(self._outgoing, socket.MSG_DONTWAIT)
+            except BlockingIOError:
+                return True
+            except OSError:
+                self._outgoing.clear()
+                return None
+            del self._outgoing[:sent]
+        return False
 
     def receive(self) -> Message | None:
         """The next message, or None when there is none now.

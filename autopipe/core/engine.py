@@ -11,6 +11,8 @@ import atexit
 import contextlib
 import itertools
 import logging
+import operator
+import os
 import queue
 import threading
 import time
@@ -19,7 +21,9 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 
-from autopipe.core.chain import stage_keys
+import numpy as np
+
+from autopipe.core.chain import neural_names, stage_keys
 from autopipe.core.channel import ChannelClosedError, Message
 from autopipe.core.errors import (
     AutoPipeError,
@@ -35,7 +39,7 @@ from autopipe.core.plan import Plan
 from autopipe.core.processes import WorkerProcess, WorkerState
 from autopipe.core.request import Outcome, RequestHandle, RowProcessor, RunningRequest, TokenBlock
 from autopipe.core.sampling import SamplingParams
-from autopipe.core.stats import RequestStats, StageStats
+from autopipe.core.stats import NGRAM, RequestStats, StageReport, StageStats, report_stages
 from autopipe.core.trace import TraceEvent
 
 _log = logging.getLogger(__name__)
@@ -69,7 +73,9 @@ class Engine:
         self._target_facts: Message = {}
         self._fallbacks: list[str] = []
         self._numbers = itertools.count(1)
+        self._gate = threading.Lock()
         self._closed = False
+        self._owner = os.getpid()
         self._close_done = threading.Event()
         self._fleet = Fleet(_weakly(weakref.WeakMethod(self._call)))
         reference = weakref.ref(self)
@@ -107,6 +113,26 @@ class Engine:
         workers = list(self._fleet.workers.values())
         return next((dict(worker.facts) for worker in workers if worker.name == stage), {})
 
+    def progress(self) -> tuple[int, list[StageReport]] | None:
+        """The request under way, by its handle's id, and what its stages have done so far; None between requests.
+
+        Costs microseconds and disturbs nobody. Figures that only the end of a request shows (waiting_s, overhead_s,
+        bytes_out) are 0.
+        """
+        running, plan = self._running, self._plan
+        if running is None:
+            return None
+        chain: list[StageStats] = []
+        for key, upstream in zip(stage_keys(plan), ["", *neural_names(plan)], strict=False):
+            worker = self._fleet.workers.get(key)
+            done = None if worker is None else progress_stats(worker, running.handle.id)
+            if done is not None:
+                producer = upstream or (NGRAM if plan.chain[0].is_ngram else "")
+                if done.verified:
+                    done.count_drafts(producer, done.verified, done.accepted)
+                chain.append(done)
+        return running.handle.id, report_stages(chain)
+
     def submit(
         self,
         prompt: Sequence[int],
@@ -128,9 +154,9 @@ class Engine:
             EngineClosedError: the engine is closed.
         """
         self._check_open()
-        eos = tuple(eos_token_ids) if params.eos_token_ids is None else params.eos_token_ids
-        self._check_request(prompt, params)
-        handle = RequestHandle(next(self._numbers), list(prompt), params, eos, processor, trace, self._cancel)
+        eos = tuple(map(int, eos_token_ids)) if params.eos_token_ids is None else params.eos_token_ids
+        ids = self.check_request(prompt, params)
+        handle = RequestHandle(next(self._numbers), ids, params, eos, processor, trace, self._cancel)
         self._call(lambda: self._enqueue(handle))
         return handle
 
@@ -144,27 +170,32 @@ class Engine:
             AutoPipeError: a stage of the new plan cannot be loaded; the old plan stays in force.
         """
         self._check_open()
+        if threading.current_thread() is self._thread:
+            raise AutoPipeError("apply cannot be called from a logits processor: it would wait for itself")
         done: Future[None] = Future()
         self._call(lambda: self._start_plan(plan, done))
         seconds = timeout_s if timeout_s is not None else self._load_timeout_s
         try:
             done.result(seconds)
         except TimeoutError:
+            self._call(lambda: self._withdraw_plan(done))
             raise AutoPipeError(f"the plan is not in force after {seconds:g} s: its models are loading") from None
 
     def close(self) -> None:
         """End all workers and fail what waits. May be called more than once."""
-        if not self._closed:
-            self._closed = True
-            atexit.unregister(self._exit_hook)
-            self._fleet.wake.ring()
+        if os.getpid() != self._owner:
+            return  # a forked copy: the workers are the original's
+        with self._gate:
+            if not self._closed:
+                self._closed = True
+                atexit.unregister(self._exit_hook)
+                self._fleet.wake.ring()
         if threading.current_thread() is not self._thread:
             self._close_done.wait(10)
             self._thread.join(10)
 
     def __del__(self) -> None:
-        if not self._close_done.is_set():
-            self._closed = True
+        if os.getpid() == self._owner and not self._close_done.is_set():
             self._shut_down()
 
     def __enter__(self) -> Engine:
@@ -174,31 +205,44 @@ class Engine:
         self.close()
 
     def _check_open(self) -> None:
+        if os.getpid() != self._owner:
+            raise EngineClosedError("this process is a fork of the engine's: make an engine of its own here")
         if self._closed:
             raise EngineClosedError("the engine is closed; make a new one")
 
-    def _check_request(self, prompt: Sequence[int], params: SamplingParams) -> None:
-        if not prompt:
+    def check_request(self, prompt: Sequence[int], params: SamplingParams) -> list[int]:
+        """Check a request as `submit` does; return the prompt as a list of ints.
+
+        Raises:
+            ConfigError, ContextLengthError: as `submit`.
+        """
+        if not len(prompt):
             raise ConfigError("prompt", list(prompt), "at least one token")
         vocab_size, limit = self._target_facts["vocab_size"], self._target_facts["max_length"]
-        bad = next((token for token in prompt if not 0 <= token < vocab_size), None)
+        ids = [_as_token_id(token) for token in prompt]
+        bad = next((token for token in ids if not 0 <= token < vocab_size), None)
         if bad is not None:
             raise ConfigError("prompt", bad, f"token ids from 0 to {vocab_size - 1}")
-        needed = len(prompt) + params.max_new_tokens
+        biased = next((token for token in params.logit_bias if not 0 <= token < vocab_size), None)
+        if biased is not None:
+            raise ConfigError("logit_bias", biased, f"token ids from 0 to {vocab_size - 1}")
+        needed = len(ids) + params.max_new_tokens
         if needed > limit:
             raise ContextLengthError(
-                f"the prompt has {len(prompt)} tokens and max_new_tokens is {params.max_new_tokens}: together "
+                f"the prompt has {len(ids)} tokens and max_new_tokens is {params.max_new_tokens}: together "
                 f"{needed}, the target's context holds {limit}; shorten the prompt or lower max_new_tokens"
             )
+        return ids
 
     def _call(self, command: Callable[[], None]) -> None:
-        """Have the engine's thread do something."""
-        self._commands.put(command)
-        if not self._closed:
+        """Have the engine's thread do something. Raises EngineClosedError when there is no thread any more."""
+        with self._gate:
+            self._check_open()
+            self._commands.put(command)
             self._fleet.wake.ring()
 
     def _cancel(self, handle: RequestHandle) -> None:
-        if not self._closed:
+        with contextlib.suppress(EngineClosedError):
             self._call(lambda: self._cancel_now(handle))
 
     # -- the engine's thread --------------------------------------------------------------------------------
@@ -220,6 +264,8 @@ class Engine:
         return True
 
     def _shut_down(self) -> None:
+        with self._gate:
+            self._closed = True
         error = EngineClosedError("the engine was closed")
         if self._running:
             self._running.handle.put_outcome(error)
@@ -231,6 +277,7 @@ class Engine:
         self._waiting.clear()
         if self._pending_plan:
             self._pending_plan[1].set_exception(error)
+            self._pending_plan = None
         self._fleet.close()
         self._close_done.set()
 
@@ -260,7 +307,7 @@ class Engine:
             return
         handle = self._waiting.popleft()
         try:
-            self._check_request(handle.prompt, handle.params)
+            self.check_request(handle.prompt, handle.params)
         except AutoPipeError as error:  # another target has taken over since it was submitted
             handle.put_outcome(error)
             return
@@ -315,12 +362,49 @@ class Engine:
 
     def _start_plan(self, plan: Plan, done: Future[None]) -> None:
         if self._pending_plan is not None:
-            self._pending_plan[1].set_exception(AutoPipeError("another plan was applied before this one was ready"))
+            self._give_plan_up(AutoPipeError("another plan was applied before this one was ready"))
+        if self._closed:
+            done.set_exception(EngineClosedError("the engine was closed"))
+            return
         self._pending_plan = (plan, done)
         self._load_errors.clear()
         self._fleet.forgive(plan)
+        self._retire({*stage_keys(self._plan), *stage_keys(plan)})
         if not self._changes_target(plan):
+            self._start_stages(plan)
+
+    def _start_stages(self, plan: Plan) -> None:
+        try:
             self._fleet.start(plan)
+        except (AutoPipeError, OSError) as error:
+            self._give_plan_up(error if isinstance(error, AutoPipeError) else AutoPipeError(f"no new process: {error}"))
+
+    def _give_plan_up(self, error: Exception) -> None:
+        """Go back to the plan in force."""
+        if self._pending_plan is not None:
+            done = self._pending_plan[1]
+            self._pending_plan = None
+            self._retire(set(stage_keys(self._plan)))
+            done.set_exception(error)
+
+    def _withdraw_plan(self, done: Future[None]) -> None:
+        if self._pending_plan is not None and self._pending_plan[1] is done:
+            self._give_plan_up(AutoPipeError("withdrawn"))
+
+    def _retire(self, keep: set[str]) -> None:
+        """Unload the stages that are not in `keep`, remembering what they did for the request under way."""
+        for worker in self._fleet.retire(keep):
+            self._part_with(worker)
+
+    def _part_with(self, worker: WorkerProcess) -> None:
+        """Take a leaving stage's figures so far."""
+        running = self._running
+        if running is None:
+            return
+        running.awaited.discard(worker.key)
+        so_far = progress_stats(worker, running.handle.id)
+        if so_far is not None and worker.key not in running.stats:
+            running.gone.append(so_far)
 
     def _changes_target(self, plan: Plan) -> bool:
         return stage_keys(plan)[-1] != stage_keys(self._plan)[-1]
@@ -333,14 +417,12 @@ class Engine:
         keys = stage_keys(plan)
         failed = next((self._load_errors[key] for key in keys if key in self._load_errors), None)
         if failed is not None:
-            self._pending_plan = None
-            self._fleet.retire(set(stage_keys(self._plan)))
-            done.set_exception(failed)
+            self._give_plan_up(failed)
             return
         if self._changes_target(plan):
             if self._running is not None:
                 return
-            self._fleet.start(plan)
+            self._start_stages(plan)
         if all(self._fleet.ready(key) for key in keys):
             self._pending_plan = None
             self._plan = plan
@@ -349,9 +431,7 @@ class Engine:
                 self._running.plan_changes += 1
             self._fleet.configure(plan)
             self._begin_on_workers()
-            for worker in self._fleet.retire(set(keys)):
-                if self._running is not None:
-                    self._running.awaited.discard(worker.key)
+            self._retire(set(keys))
             done.set_result(None)
 
     # workers
@@ -371,6 +451,7 @@ class Engine:
         kind, running = message["type"], self._running
         if kind == "ready":
             worker.facts, worker.state = message, WorkerState.READY
+            self._load_errors.pop(worker.key, None)
             if self._pending_plan is None:
                 self._fleet.configure(self._plan)
                 self._begin_on_workers()
@@ -380,9 +461,13 @@ class Engine:
         elif kind == "step-failed":
             self._lose(worker, f"{message['error']}: {message['message']}")
         elif kind == "outgrown":
+            if running is None or message["request"] != running.handle.id:
+                return
             worker.outgrown = True
             self._note(f"stage {worker.name!r}: the text outgrew its context of {message['max_length']} tokens")
             self._fleet.configure(self._plan)
+        elif kind == "note":
+            self._note(f"stage {worker.name!r}: {message['text']}")
         elif kind == "ended":
             if worker.request == message["request"]:
                 worker.request = None
@@ -399,13 +484,28 @@ class Engine:
                 self._finish(message["finish"])
         elif kind == "process":
             self._process_row(worker, running.handle, message)
+        elif kind == "request-failed":
+            self._request_failed(worker, rebuild_error(message["error"], message["message"]))
+
+    def _request_failed(self, worker: WorkerProcess, error: AutoPipeError) -> None:
+        """A stage could choose no token: without its target the request is lost, without a drafter only slower."""
+        if self._running is not None and worker.key == stage_keys(self._plan)[-1]:
+            self._running.handle.put_outcome(error)
+            self._finish("cancelled")
+        else:
+            worker.outgrown = True
+            self._note(f"stage {worker.name!r} left the request: {error}")
+            self._fleet.configure(self._plan)
 
     def _process_row(self, worker: WorkerProcess, handle: RequestHandle, message: Message) -> None:
         row = worker.slot.logits(message["vocab"])
         try:
             if handle.processor is not None:
-                row[:] = handle.processor(message["prefix"], row.copy())
-        except Exception as error:  # the user's own code: the user gets the error back
+                processed = np.asarray(handle.processor(message["prefix"], row.copy()))
+                if processed.shape != row.shape:
+                    raise ConfigError("logits_processor", processed.shape, f"scores of shape {row.shape}")
+                row[:] = processed
+        except BaseException as error:  # the user's own code, whatever it raises: the user gets it back
             handle.put_outcome(error)
             self._finish("cancelled")
             return
@@ -422,21 +522,22 @@ class Engine:
         """Go on without a worker."""
         if worker.state is WorkerState.DEAD:
             return
+        self._part_with(worker)
         self._fleet.end(worker)
-        if not worker.facts:
+        pending = self._pending_plan is not None and worker.key in stage_keys(self._pending_plan[0])
+        if pending or not worker.facts:
             self._load_errors.setdefault(worker.key, ModelLoadError(f"stage {worker.name!r}: {why}"))
-        else:
+        if not pending:
             self._note(f"stage {worker.name!r}: {why}")
-        if self._running is not None:
-            self._running.awaited.discard(worker.key)
         if worker.key == stage_keys(self._plan)[-1]:
             self._fail_all(self._load_errors.get(worker.key) or TargetDiedError(worker.name, why))
         else:
             self._fleet.configure(self._plan)
 
     def _note(self, text: str) -> None:
-        _log.warning("%s", text)
-        self._fallbacks.append(text)
+        if text not in self._fallbacks:
+            _log.warning("%s", text)
+            self._fallbacks.append(text)
         if self._running is not None:
             self._running.fallbacks.append(text)
 
@@ -462,7 +563,32 @@ def _run(reference: weakref.ref[Engine]) -> None:
         try:
             if not engine._turn():
                 return
-        except Exception:  # a bug here must not leave callers waiting for ever
+        except BaseException:  # whatever it is, it must not leave callers waiting for ever
             _log.exception("the engine failed")
-            engine._closed = True
+            engine._shut_down()
+            return
         del engine
+
+
+def _as_token_id(token: object) -> int:
+    try:
+        return operator.index(token)  # type: ignore[arg-type]
+    except TypeError:
+        raise ConfigError("prompt", token, "token ids: whole numbers") from None
+
+
+def progress_stats(worker: WorkerProcess, request: int) -> StageStats | None:
+    """What a stage has done so far in a request, as it shows it on the board; None before its first step."""
+    done = worker.slot.read_progress(request)
+    if done is None:
+        return None
+    return StageStats(
+        name=worker.name,
+        forwards=done.forwards,
+        emitted=done.emitted,
+        verified=done.verified,
+        accepted=done.accepted,
+        rollbacks=done.rollbacks,
+        busy_s=done.busy_ns / 1e9,
+        catch_up_s=done.catch_up_ns / 1e9,
+    )

@@ -9,8 +9,9 @@ import time
 from collections.abc import Callable, Iterator
 
 from autopipe.core.board import MAX_SLOTS, Board, create_segment
-from autopipe.core.chain import configure_chain, default_threads, neural_stages, stage_keys
+from autopipe.core.chain import configure_chain, default_threads, neural_names, neural_stages, stage_keys
 from autopipe.core.channel import Doorbell
+from autopipe.core.errors import AutoPipeError
 from autopipe.core.plan import Plan
 from autopipe.core.processes import WorkerProcess, WorkerState, start_worker, stop_workers
 
@@ -41,11 +42,14 @@ class Fleet:
 
     def listen(self, timeout_s: float) -> list[WorkerProcess]:
         """Sleep until a worker has said something or `wake` rang; return the workers that have."""
+        for descriptor, worker in self._by_descriptor.items():
+            wanted = select.POLLIN | (select.POLLOUT if worker.channel.flush() else 0)
+            self._poller.modify(descriptor, wanted)
         talking = []
-        for descriptor, _ in self._poller.poll(timeout_s * 1e3):
+        for descriptor, events in self._poller.poll(timeout_s * 1e3):
             if descriptor == self.wake.read_descriptor:
                 self.wake.silence()
-            elif descriptor in self._by_descriptor:
+            elif events & ~select.POLLOUT and descriptor in self._by_descriptor:
                 talking.append(self._by_descriptor[descriptor])
         return talking
 
@@ -59,8 +63,7 @@ class Fleet:
 
     def spawn(self, plan: Plan, only: set[str] | None = None) -> None:
         """Start processes for the stages of `plan` (of these, `only` those named) that have none."""
-        names = [name for name, stage in zip(plan.names(), plan.chain, strict=True) if not stage.is_ngram]
-        for key, name, stage in zip(stage_keys(plan), names, neural_stages(plan), strict=True):
+        for key, name, stage in zip(stage_keys(plan), neural_names(plan), neural_stages(plan), strict=True):
             worker = self.workers.get(key)
             if worker is not None:
                 worker.name = name
@@ -68,7 +71,9 @@ class Fleet:
             if only is not None and key not in only:
                 continue
             taken = {other.slot.index for other in self.workers.values()} | self._leaving_slots
-            index = next(index for index in range(MAX_SLOTS) if index not in taken)
+            index = next((index for index in range(MAX_SLOTS) if index not in taken), None)
+            if index is None:
+                raise AutoPipeError(f"more than {MAX_SLOTS} stages are loaded or leaving; try again in a moment")
             slot, threads = self._board.slot(index), stage.threads or default_threads(plan)
             started = start_worker(
                 key, name, slot, self._descriptor, self._bells, threads=threads, warm=not stage.is_emulated

@@ -28,7 +28,7 @@ class Verdict:
 
     Attributes:
         num_accepted: drafts kept.
-        token_ids: the accepted tokens and, last, the recovered or bonus token.
+        token_ids: the accepted tokens and, last, the recovered or bonus token; none of these after an accepted eos.
         rows: rejection rule, drafters only: for each of `token_ids` the distribution it was drawn from.
         logprobs: for each of `token_ids`, when the request asks for them and this is the target.
         confidence: drafters only: for each of `token_ids` its probability in this stage's distribution.
@@ -79,6 +79,7 @@ class Picker:
         self._rule = rule
         self._stage = stage
         self._is_target = is_target
+        self._ends = frozenset(eos_token_ids if params.eos_token_ids is None else params.eos_token_ids)
         self._all_ids: IntArray = np.arange(vocab_size)
         self._editor = RowEditor(
             params,
@@ -153,7 +154,7 @@ class Picker:
                     confidence.append(_probability(scores, place))
                 return place if ids is None else int(ids[place])
 
-        num_accepted, token_ids = verify_by_equality(drafts, pick)
+        num_accepted, token_ids = verify_by_equality(drafts, pick, self._ends)
         return Verdict(num_accepted, token_ids, confidence=confidence)
 
     def _verify_by_rejection(
@@ -175,7 +176,7 @@ class Picker:
 
         if draft_rows is None:
             draft_rows = [SparseRow.one_hot(draft) for draft in drafts]
-        num_accepted, token_ids = verify_by_rejection(drafts, draft_rows, own_row, random)
+        num_accepted, token_ids = verify_by_rejection(drafts, draft_rows, own_row, random, self._ends)
         if self._is_target:
             return Verdict(num_accepted, token_ids)
         confidence = [row.prob(token_id) for row, token_id in zip(own_rows, token_ids, strict=True)]

@@ -99,7 +99,7 @@ def start_worker(
     }
     environment.setdefault("TRANSFORMERS_VERBOSITY", "error")
     process = subprocess.Popen(
-        [sys.executable, "-m", "autopipe.core.worker"]
+        [sys.executable, "-P", "-m", "autopipe.core.worker"]
         + ["--channel", str(theirs.fileno()), "--board", str(board_descriptor), "--slot", str(slot.index)]
         + ["--parent", str(os.getpid()), "--bells", bell_list]
         + (["--warm"] if warm else []),

@@ -114,6 +114,7 @@ class RunningRequest:
     Attributes:
         awaited: keys of the stages that have begun it and not yet answered its end.
         stats, traces: what those that have answered said, by key and by name.
+        gone: what stages that have left had done until then.
     """
 
     handle: RequestHandle
@@ -122,6 +123,7 @@ class RunningRequest:
     finished_s: float = 0.0
     awaited: set[str] = field(default_factory=set)
     stats: dict[str, StageStats] = field(default_factory=dict)
+    gone: list[StageStats] = field(default_factory=list)
     traces: dict[str, list[TraceEvent]] = field(default_factory=dict)
     fallbacks: list[str] = field(default_factory=list)
     plan_changes: int = 0
@@ -154,7 +156,7 @@ class RunningRequest:
 
     def _summary(self, plan: Plan) -> RequestStats:
         handle, keys = self.handle, stage_keys(plan)
-        chain = [self.stats[key] for key in keys if key in self.stats]
+        chain = [*self.gone, *(self.stats[key] for key in keys if key in self.stats)]
         begun, end = handle.begun_s or handle.submitted_s, handle.last_token_s or self.finished_s
         first = handle.first_token_s
         lengths = self.stats[keys[-1]].acceptance_lengths if keys[-1] in self.stats else {}
@@ -169,7 +171,7 @@ class RunningRequest:
             ms_per_token=None if per_token_s is None else 1e3 * per_token_s,
             acceptance_length=sum(n * times for n, times in lengths.items()) / count if count else None,
             acceptance_histogram=dict(sorted(lengths.items())),
-            stages=report_stages(chain, plan.chain[0].is_ngram) if chain else [],
+            stages=report_stages(chain),
             fallbacks=self.fallbacks,
             plan_changes=self.plan_changes,
         )

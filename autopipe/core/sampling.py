@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from pydantic import Field, field_validator
+from pydantic import Field, field_validator, model_validator
 
 from autopipe.core.config import UserModel
+from autopipe.core.errors import ConfigError
 
 
 class SamplingParams(UserModel):
@@ -19,7 +20,7 @@ class SamplingParams(UserModel):
         frequency_penalty: subtracted per occurrence in the output (OpenAI).
         presence_penalty: subtracted once for tokens in the output (OpenAI).
         logit_bias: token id -> value added to its logit.
-        min_new_tokens: eos cannot be chosen before this many output tokens.
+        min_new_tokens: eos cannot be chosen before this many output tokens; at most max_new_tokens.
         max_new_tokens: exact upper bound of output tokens.
         eos_token_ids: ids that end the output (the eos itself is the last token id); None: the model's own.
         stop: strings that end the output; the text is cut before them.
@@ -60,6 +61,12 @@ class SamplingParams(UserModel):
         if any(not text for text in value):
             raise ValueError("stop strings of at least one character")
         return value
+
+    @model_validator(mode="after")
+    def _ordered(self) -> SamplingParams:
+        if self.min_new_tokens > self.max_new_tokens:
+            raise ConfigError("min_new_tokens", self.min_new_tokens, f"0 to max_new_tokens ({self.max_new_tokens})")
+        return self
 
     @property
     def greedy(self) -> bool:

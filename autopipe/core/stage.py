@@ -16,11 +16,13 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from autopipe.core.backends.base import StageBackend
-from autopipe.core.board import Board, Slot
+from autopipe.core.board import Board, Progress, Slot
 from autopipe.core.chain import StageConfig
 from autopipe.core.channel import Doorbell
+from autopipe.core.errors import AutoPipeError
 from autopipe.core.gating import RunningRate, StepCosts, best_length
 from autopipe.core.logprobs import TokenLogprobs
 from autopipe.core.ngram import NgramDrafter
@@ -30,10 +32,27 @@ from autopipe.core.stats import StageStats
 from autopipe.core.trace import TraceEvent
 from autopipe.core.verify import SparseRow
 
-MAX_CATCH_UP_ROWS = 8
-"""A stage that has fallen further behind than this catches up by a prefill."""
+if TYPE_CHECKING:
+    import torch
 
-_GRACE_NS = 600_000_000
+
+class RequestFailedError(Exception):
+    """No token could be chosen: this request is at fault (or its options are), not the stage."""
+
+    def __init__(self, error: AutoPipeError) -> None:
+        super().__init__(str(error))
+        self.error = error
+
+
+MAX_CATCH_UP_ROWS = 8
+"""A stage that has fallen further behind than this catches up first, without verifying drafts."""
+_LONG_CATCH_UP = 64
+"""Up to this many tokens it does so by `forward`, whose rounding is that of the target's own steps."""
+
+_GRACE_NS = 500_000_000
+_PATIENCE = 3
+_SHORT_PREFILL = 16
+"""Tokens up to which a prefill takes about the same time."""
 _UNKNOWN_STEP_NS = 60_000_000_000
 
 
@@ -61,6 +80,7 @@ class StageRequest:
     changed_from: int
     ngram_unchanged: int = 0
     rows: dict[int, SparseRow] = field(default_factory=dict)
+    published_length: int = -1
     published_stopped: bool = False
     started_ns: int = 0
     idle_since_ns: int = 0
@@ -113,7 +133,7 @@ class Stage:
 
     def observe_prefill(self, num_tokens: int, seconds: float) -> None:
         """A prefill of `num_tokens` took `seconds`."""
-        self._prefill_ns_per_token = 1e9 * seconds / num_tokens
+        self._prefill_ns_per_token = 1e9 * seconds / max(num_tokens, _SHORT_PREFILL)
 
     def configure(self, config: StageConfig) -> None:
         """Take a new place in the chain. What neighbours know of each other is found out anew."""
@@ -121,12 +141,16 @@ class Stage:
             self._ngram, self._ngram_options = self._make_ngram(config.ngram), config.ngram
             if self.request is not None:
                 self.request.ngram_unchanged = 0
+        moved = config.consumer != self.config.consumer
         self.config = config
         self._producer = None if config.producer is None else self._board.slot(config.producer)
         self._consumer = None if config.consumer is None else self._board.slot(config.consumer)
         self._slot.credit = 0
         if self.request is not None:
             self.request.producer_committed = self.request.prompt_length
+            if moved and self.request.verification is Verification.REJECTION:
+                # What the old consumer corrected was not drawn here, so it cannot be offered to the new one.
+                self._replace(self.request, min(self.request.committed, len(self.request.tokens)), [])
 
     def begin(self, request: StageRequest, *, trace: bool) -> None:
         """Start on a request; nothing of the last one is left."""
@@ -138,6 +162,7 @@ class Stage:
         self.trace = [] if trace else None
         self._slot.credit = 0
         self._slot.wake_at = 0
+        self._slot.forget_rows()
         now = time.monotonic_ns()
         request.started_ns = request.idle_since_ns = request.ready_ns = now
         self._publish(request)
@@ -166,7 +191,9 @@ class Stage:
         drafts = self._choose(request)
         if drafts is not None:
             self._compute(request, drafts)
-        if request.changed_from < len(request.tokens) or self._stopped(request) != request.published_stopped:
+        length = len(request.tokens)
+        changed = request.changed_from < length or length != request.published_length
+        if changed or self._stopped(request) != request.published_stopped:
             self._publish(request)
         return drafts is not None
 
@@ -195,8 +222,9 @@ class Stage:
     def _replace(self, request: StageRequest, position: int, tokens: Sequence[int]) -> None:
         """Make the sequence `tokens` from `position` on."""
         request.tokens[position:] = tokens
-        if self.backend.length > position:
-            self.backend.rollback(position)
+        kept = min(position, len(request.tokens) - 1)  # the last token is always fed again, for its logits
+        if self.backend.length > kept:
+            self.backend.rollback(kept)
         request.changed_from = min(request.changed_from, position)
         request.ngram_unchanged = min(request.ngram_unchanged, position)
 
@@ -212,6 +240,8 @@ class Stage:
         if self.backend.length < request.prompt_length:
             return []
         room = min(self.config.verify_cap, request.end - length - 1, self.backend.max_length - length)
+        if self._consumer is not None:
+            room = min(room, self._consumer.credit - length - 1)
         generated = length - request.prompt_length
         budget = request.end - request.prompt_length
         window = self.config.warmup.window(self.config.window, generated, budget)
@@ -293,12 +323,12 @@ class Stage:
         self.stats.overhead_s += max(0, start - max(request.ready_ns, request.idle_since_ns)) / 1e9
         prefill = missing > MAX_CATCH_UP_ROWS or cached < request.prompt_length
         self._slot.deadline_ns = start + _GRACE_NS + self._expected_ns(missing + len(drafts), prefill)
-        if prefill:
-            logits = self.backend.prefill(request.tokens[cached:])[None]  # [1, vocab]
-        else:
-            logits = self.backend.forward(request.tokens[cached:] + drafts)[missing - 1 :]  # [n + 1, vocab]
+        logits = self._logits(request, drafts)  # [n + 1, vocab]
         computed = time.monotonic_ns()
-        verdict = request.picker.verify(logits, request.tokens, drafts, rows)
+        try:
+            verdict = request.picker.verify(logits, request.tokens, drafts, rows)
+        except AutoPipeError as error:
+            raise RequestFailedError(error) from error
         self._slot.deadline_ns = 0
 
         tokens = self._up_to_eos(request, verdict.token_ids)
@@ -323,6 +353,22 @@ class Stage:
             prefill,
         )
 
+    def _logits(self, request: StageRequest, drafts: list[int]) -> torch.Tensor:
+        """Logits after the last token and after each draft, float32 [n + 1, vocab].
+
+        The prompt is always one prefill by itself, as it is for the target in plain decoding: the same rounding.
+        """
+        cached = self.backend.length
+        if cached < request.prompt_length:
+            logits = self.backend.prefill(request.tokens[cached : request.prompt_length])
+            cached = request.prompt_length
+            if cached == len(request.tokens):
+                return logits[None]
+        missing = request.tokens[cached:]
+        if len(missing) > _LONG_CATCH_UP:
+            return self.backend.prefill(missing)[None]
+        return self.backend.forward(missing + drafts)[len(missing) - 1 :]
+
     def _draft_rows(self, request: StageRequest, drafts: list[int]) -> list[SparseRow] | None:
         if self._producer is None:
             return [SparseRow.one_hot(token) for token in drafts]
@@ -335,11 +381,12 @@ class Stage:
         return tokens[: request.end - len(request.tokens)]
 
     def _expected_ns(self, num_tokens: int, prefill: bool) -> int:
-        """Ten times what the step should take: past that, and some grace, the stage counts as hung."""
+        """A multiple of what the step should take: past that, and some grace, the stage counts as hung."""
         if prefill:
             per_token = self._prefill_ns_per_token
-            return _UNKNOWN_STEP_NS if per_token is None else int(10 * per_token * num_tokens)
-        return int(10e9 * self.costs.seconds(num_tokens)) if self.measured else _UNKNOWN_STEP_NS
+            least = max(num_tokens, _SHORT_PREFILL)
+            return _UNKNOWN_STEP_NS if per_token is None else int(_PATIENCE * per_token * least)
+        return int(_PATIENCE * 1e9 * self.costs.seconds(num_tokens)) if self.measured else _UNKNOWN_STEP_NS
 
     def _count(
         self,
@@ -366,11 +413,25 @@ class Stage:
         stats.emitted += num_emitted
         stats.verified += num_drafts
         stats.accepted += num_accepted
+        if num_drafts:
+            stats.count_drafts(self.config.producer_name, num_drafts, num_accepted)
         if not prefill:
             stats.acceptance_lengths[num_emitted] += 1
         name = "prefill" if prefill else "verify" if num_drafts else "draft" if self._consumer else "decode"
         if self.trace is not None:
             self.trace.append(TraceEvent(name, start, finished, missing + num_drafts, num_accepted))
+        self._slot.write_progress(
+            request.id,
+            Progress(
+                stats.forwards,
+                stats.emitted,
+                stats.verified,
+                stats.accepted,
+                stats.rollbacks,
+                int(1e9 * stats.busy_s),
+                int(1e9 * stats.catch_up_s),
+            ),
+        )
         request.idle_since_ns = request.ready_ns = finished
 
     def _mark_event(self, name: str, now: int, num_tokens: int, num_accepted: int) -> None:
@@ -383,7 +444,8 @@ class Stage:
         """Show neighbours the sequence as it is now, and wake those it concerns."""
         length, start = len(request.tokens), min(request.changed_from, len(request.tokens))
         stopped = self._stopped(request)
-        rows = [request.rows.get(position) for position in range(start, length)] if request.rows else ()
+        drawn = request.verification is Verification.REJECTION and self._consumer is not None
+        rows = [request.rows.get(position) for position in range(start, length)] if drawn else ()
         if self.config.mode is Mode.ASYNC and self._producer is not None:
             budget = request.end - request.prompt_length
             window = self.config.warmup.window(self.config.window, length - request.prompt_length, budget)
@@ -398,7 +460,7 @@ class Stage:
             rows=rows,
         )
         request.rows.clear()
-        request.changed_from = length
+        request.changed_from = request.published_length = length
         request.published_stopped = stopped
         if self._consumer is not None and (stopped or length >= self._consumer.wake_at):
             assert self.config.consumer is not None

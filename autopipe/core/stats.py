@@ -6,6 +6,9 @@ from collections import Counter
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+NGRAM = "ngram"
+"""What stats call an n-gram drafter."""
+
 
 @dataclass(slots=True)
 class StageStats:
@@ -16,6 +19,7 @@ class StageStats:
         emitted: tokens this stage appended to its sequence by computing (accepted drafts and its own).
         verified: drafts of the stage before it that it checked in a forward.
         accepted: of these, accepted.
+        drafts_from: name of a stage before it -> [its drafts verified, of these accepted].
         acceptance_lengths: tokens emitted per verification (bonus included) -> how often.
         rollbacks: times its consumer corrected it.
         busy_s: seconds in forwards and picking, catching up included.
@@ -30,6 +34,7 @@ class StageStats:
     emitted: int = 0
     verified: int = 0
     accepted: int = 0
+    drafts_from: dict[str, list[int]] = field(default_factory=dict)
     acceptance_lengths: Counter[int] = field(default_factory=Counter)
     rollbacks: int = 0
     busy_s: float = 0.0
@@ -37,6 +42,12 @@ class StageStats:
     overhead_s: float = 0.0
     waiting_s: float = 0.0
     bytes_out: int = 0
+
+    def count_drafts(self, producer: str, verified: int, accepted: int) -> None:
+        """Note a verification of drafts by the stage called `producer`."""
+        counts = self.drafts_from.setdefault(producer, [0, 0])
+        counts[0] += verified
+        counts[1] += accepted
 
     def to_message(self) -> dict[str, Any]:
         data = asdict(self)
@@ -51,20 +62,24 @@ class StageStats:
 
 @dataclass(slots=True)
 class StageReport:
-    """One stage as users see it; `proposed` and `accepted` are of its own drafts, as its consumer judged them."""
+    """One stage as users see it; `proposed` and `accepted` are of its own drafts, as its consumers judged them.
+
+    `acceptance_histogram`: tokens it emitted per verification -> how often.
+    """
 
     name: str
-    forwards: int
-    proposed: int
-    accepted: int
-    acceptance_rate: float | None
-    emitted: int
-    rollbacks: int
-    busy_s: float
-    waiting_s: float
-    catch_up_s: float
-    overhead_s: float
-    bytes_out: int
+    forwards: int = 0
+    proposed: int = 0
+    accepted: int = 0
+    acceptance_rate: float | None = None
+    acceptance_histogram: dict[int, int] = field(default_factory=dict)
+    emitted: int = 0
+    rollbacks: int = 0
+    busy_s: float = 0.0
+    waiting_s: float = 0.0
+    catch_up_s: float = 0.0
+    overhead_s: float = 0.0
+    bytes_out: int = 0
 
 
 @dataclass(slots=True)
@@ -97,41 +112,24 @@ class RequestStats:
         return asdict(self)
 
 
-def report_stages(chain: list[StageStats], ngram_first: bool) -> list[StageReport]:
+def report_stages(chain: list[StageStats]) -> list[StageReport]:
     """Turn consumers' counts into a report by producer.
 
     Args:
-        chain: stages with a process of their own, in chain order, the target last.
-        ngram_first: whether an n-gram drafter feeds the first of them.
+        chain: stages with a process of their own that took part, cheapest first, the target last.
     """
-    reports = []
-    if ngram_first:
-        first = chain[0]
-        reports.append(
-            StageReport(
-                "ngram",
-                0,
-                first.verified,
-                first.accepted,
-                _rate(first),
-                first.verified,
-                0,
-                0.0,
-                0.0,
-                0.0,
-                0.0,
-                0,
-            )
-        )
-    for index, stage in enumerate(chain):
-        consumer = chain[index + 1] if index + 1 < len(chain) else None
+    judged: dict[str, list[int]] = {}
+    for stage in chain:
+        for name, counts in stage.drafts_from.items():
+            total = judged.setdefault(name, [0, 0])
+            total[0], total[1] = total[0] + counts[0], total[1] + counts[1]
+    reports = [StageReport(NGRAM, emitted=judged[NGRAM][0])] if NGRAM in judged else []
+    for stage in chain:
         reports.append(
             StageReport(
                 name=stage.name,
                 forwards=stage.forwards,
-                proposed=consumer.verified if consumer else 0,
-                accepted=consumer.accepted if consumer else 0,
-                acceptance_rate=_rate(consumer) if consumer else None,
+                acceptance_histogram=dict(sorted(stage.acceptance_lengths.items())),
                 emitted=stage.emitted,
                 rollbacks=stage.rollbacks,
                 busy_s=stage.busy_s,
@@ -141,8 +139,7 @@ def report_stages(chain: list[StageStats], ngram_first: bool) -> list[StageRepor
                 bytes_out=stage.bytes_out,
             )
         )
+    for report in reports:
+        report.proposed, report.accepted = judged.get(report.name, [0, 0])
+        report.acceptance_rate = report.accepted / report.proposed if report.proposed else None
     return reports
-
-
-def _rate(consumer: StageStats) -> float | None:
-    return consumer.accepted / consumer.verified if consumer.verified else None

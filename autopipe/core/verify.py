@@ -21,7 +21,7 @@ The rules:
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Container, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -69,21 +69,26 @@ class SparseRow:
         return _draw(self.ids, self.probs, u)
 
 
-def verify_by_equality(drafts: Sequence[int], pick: Callable[[int], int]) -> tuple[int, list[int]]:
+def verify_by_equality(
+    drafts: Sequence[int], pick: Callable[[int], int], ends: Container[int] = ()
+) -> tuple[int, list[int]]:
     """Keep drafts while they equal the verifier's own picks.
 
     Args:
         drafts: n drafted token ids.
         pick: gives the verifier's token after the first j drafts; called for j = 0, 1, ... up to the first mismatch.
+        ends: tokens that end the text: after an accepted one nothing is picked any more.
 
     Returns:
-        num_accepted, and the accepted tokens with the recovered or bonus token after them.
+        num_accepted, and the accepted tokens with the recovered or bonus token (none after an end) after them.
     """
     token_ids: list[int] = []
     for index, draft in enumerate(drafts):
         token_ids.append(pick(index))
         if token_ids[-1] != draft:
             return index, token_ids
+        if draft in ends:
+            return index + 1, token_ids
     return len(drafts), [*token_ids, pick(len(drafts))]
 
 
@@ -92,6 +97,7 @@ def verify_by_rejection(
     draft_rows: Sequence[SparseRow],
     target_row: Callable[[int], SparseRow],
     uniform: Callable[[int, Purpose], float],
+    ends: Container[int] = (),
 ) -> tuple[int, list[int]]:
     """Keep drafts by rejection sampling.
 
@@ -101,9 +107,10 @@ def verify_by_rejection(
         target_row: gives the verifier's distribution after the first j drafts; called for j = 0, 1, ... up to the
             first draft not kept.
         uniform: the random number in [0, 1) of draft j for a purpose; all independent.
+        ends: tokens that end the text: after an accepted one nothing is drawn any more.
 
     Returns:
-        num_accepted, and the accepted tokens with the recovered or bonus token after them.
+        num_accepted, and the accepted tokens with the recovered or bonus token (none after an end) after them.
 
     Raises:
         AutoPipeError: a draft has probability 0 in its own row, so it cannot have been drawn from it.
@@ -115,6 +122,8 @@ def verify_by_rejection(
         if uniform(index, Purpose.ACCEPT) * draft_prob >= target_probs.prob(draft):
             recovered = draw_recovered(target_probs, draft_row, uniform(index, Purpose.RECOVER))
             return index, [*drafts[:index], recovered]
+        if draft in ends:
+            return index + 1, list(drafts[: index + 1])
     bonus = target_row(len(drafts)).draw(uniform(len(drafts), Purpose.DRAW))
     return len(drafts), [*drafts, bonus]
 

@@ -7,11 +7,14 @@ to do. It dies with its parent, and it says so every 0.1 s that it lives.
 from __future__ import annotations
 
 import argparse
+import contextlib
+import ctypes
 import importlib
 import logging
 import os
 import select
 import signal
+import sys
 import threading
 import time
 import traceback
@@ -24,6 +27,7 @@ from autopipe.core.channel import Channel, ChannelClosedError, Doorbell, Message
 from autopipe.core.errors import AutoPipeError, RequestCancelledError, TokenizerMismatchError
 from autopipe.core.plan import EmulatedStage, NgramOptions, StagePlan
 from autopipe.core.sampling import SamplingParams
+from autopipe.core.stats import StageStats
 
 if TYPE_CHECKING:
     from autopipe.core.backends.base import StageBackend
@@ -33,9 +37,12 @@ if TYPE_CHECKING:
     from autopipe.core.stage import Stage, StageRequest
 
 BEAT_S = 0.1
+_PR_SET_PDEATHSIG = 1
 _IDLE_CHECK_S = 0.1
 """How long a stage with a request sleeps at most: bounds the harm of a wake-up lost to a weak memory model."""
 _MAX_MEASURE_S = 0.3
+_OBEY_NS = 10_000_000_000
+"""A worker that takes longer than this over a message, loading apart, counts as hung."""
 
 _log = logging.getLogger(__name__)
 
@@ -53,6 +60,8 @@ class Worker:
         self._backend: StageBackend | None = None
         self._outgrown_reported = False
         self._postponed: list[Message] = []
+        self._failed_request: int | None = None
+        self._cores = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else None
 
     def run(self) -> None:
         poller = select.poll()
@@ -64,9 +73,12 @@ class Worker:
                 if message["type"] == "shutdown":
                     return
                 try:
+                    self._slot.deadline_ns = time.monotonic_ns() + _OBEY_NS if message["type"] != "load" else 0
                     self._obey(message)
                 except Exception as error:  # the engine is told why, and goes on without this stage
                     self._fail("step-failed", error)
+                finally:
+                    self._slot.deadline_ns = 0
             stage = self._stage
             if stage is not None and self._advance(stage):
                 continue
@@ -77,10 +89,20 @@ class Worker:
         return self._postponed.pop(0) if self._postponed else self._channel.receive()
 
     def _advance(self, stage: Stage) -> bool:
+        from autopipe.core.stage import RequestFailedError
+
+        if stage.request is None or stage.request.id == self._failed_request:
+            return False
         try:
             advanced = stage.advance()
         except RequestCancelledError:
             self._slot.deadline_ns = 0
+            self._failed_request = stage.request.id
+            return False
+        except RequestFailedError as failure:
+            self._slot.deadline_ns = 0
+            self._failed_request = stage.request.id
+            self._fail("request-failed", failure.error, request=stage.request.id)
             return False
         except Exception as error:  # whatever a model may raise: the engine goes on without this stage
             request = stage.request
@@ -90,7 +112,8 @@ class Worker:
             return False
         if stage.outgrown and not self._outgrown_reported:
             self._outgrown_reported = True
-            self._channel.send({"type": "outgrown", "max_length": stage.backend.max_length})
+            max_length = stage.backend.max_length
+            self._channel.send({"type": "outgrown", "request": stage.request.id, "max_length": max_length})
         return advanced
 
     def _obey(self, message: Message) -> None:
@@ -110,7 +133,7 @@ class Worker:
         started = time.monotonic()
         try:
             plan = StagePlan.parse(message["stage"])
-            _bind(message["cores"], message["threads"])
+            self._bind(message["cores"], message["threads"])
             from autopipe.core.backends.load import load_backend
             from autopipe.core.stage import Stage
 
@@ -158,11 +181,31 @@ class Worker:
         assert self._stage is not None
         config = StageConfig.parse(data)
         if config.threads is not None:
-            _bind(config.cores, config.threads)
+            self._bind(config.cores, config.threads)
             set_threads = getattr(self._backend, "set_threads", None)
             if set_threads is not None:
                 set_threads(config.threads)
-        self._stage.configure(config)
+        try:
+            self._stage.configure(config)
+        except AutoPipeError as error:
+            self._note(f"no n-gram drafter: {error}")
+            self._stage.configure(config.replace(ngram=None))
+
+    def _bind(self, cores: Sequence[int] | None, threads: int | None) -> None:
+        """Bind this process to `cores` (None: those it was started with) and torch to `threads`."""
+        import torch
+
+        if self._cores is not None:
+            try:
+                os.sched_setaffinity(0, cores or self._cores)
+            except OSError as error:
+                self._note(f"not bound to cores {list(cores or ())}: {error}")
+        if threads:
+            torch.set_num_threads(threads)
+
+    def _note(self, text: str) -> None:
+        """Tell the engine of something that did not go as planned."""
+        self._channel.send({"type": "note", "text": text})
 
     def _begin(self, message: Message) -> None:
         from autopipe.core.picker import Picker
@@ -173,6 +216,7 @@ class Worker:
         assert stage is not None
         assert self._backend is not None
         self._outgrown_reported = False
+        self._failed_request = None
         params = SamplingParams.parse(message["params"])
         prompt: list[int] = message["prompt"]
         is_target = stage.config.consumer is None
@@ -204,10 +248,9 @@ class Worker:
     def _end(self, request: int) -> None:
         assert self._stage is not None
         current = self._stage.request
-        if current is None or current.id != request:
-            return
-        trace = self._stage.trace
-        stats = self._stage.end()
+        trace, stats = None, StageStats()
+        if current is not None and current.id == request:
+            trace, stats = self._stage.trace, self._stage.end()
         self._channel.send(
             {
                 "type": "ended",
@@ -236,6 +279,7 @@ class Worker:
         def process(prefix: list[int], row: Float32Array) -> Float32Array:
             shared = self._slot.logits(row.size)
             shared[:] = row
+            self._slot.deadline_ns = 0  # the user's own code may take its time
             self._channel.send({"type": "process", "request": request, "prefix": prefix, "vocab": row.size})
             while True:
                 self._channel.wait()
@@ -252,7 +296,7 @@ class Worker:
 
     def _fail(self, kind: str, error: Exception, **extra: Any) -> None:
         if not isinstance(error, AutoPipeError):
-            _log.error("%s", traceback.format_exc())
+            _log.debug("%s", traceback.format_exc())
         self._channel.send(
             {
                 "type": kind,
@@ -261,16 +305,6 @@ class Worker:
                 **extra,
             }
         )
-
-
-def _bind(cores: Sequence[int] | None, threads: int | None) -> None:
-    """Bind this process to `cores` and torch to `threads`."""
-    if cores and hasattr(os, "sched_setaffinity"):
-        os.sched_setaffinity(0, cores)
-    if threads:
-        import torch
-
-        torch.set_num_threads(threads)
 
 
 def _import_heavy() -> None:
@@ -283,7 +317,7 @@ def _expect(stage: Stage, spec: EmulatedStage) -> None:
     """What `_measure` finds out, for a stage that says it."""
     for num_tokens, milliseconds in spec.ms.items():
         stage.observe_step(num_tokens, milliseconds / 1e3)
-    stage.observe_prefill(1, (spec.prefill_ms or max(spec.ms.values())) / 1e3)
+    stage.observe_prefill(16, (spec.prefill_ms or max(spec.ms.values())) / 1e3)
 
 
 def _measure(stage: Stage) -> None:
@@ -313,8 +347,16 @@ def _watch(parent: int, slot: Any) -> None:
     os._exit(0)
 
 
+def _die_with_parent() -> None:
+    """Have the kernel kill this process when the engine's thread ends, even while it is stopped (Linux only)."""
+    if sys.platform == "linux":
+        with contextlib.suppress(OSError, AttributeError):
+            ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
 def main() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    _die_with_parent()
     parser = argparse.ArgumentParser(description="AutoPipe stage worker; started by the engine, not by hand.")
     parser.add_argument("--channel", type=int, required=True)
     parser.add_argument("--board", type=int, required=True)

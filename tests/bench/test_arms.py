@@ -62,6 +62,18 @@ def test_transformers_arms_share_a_model(tiny_folder: Path, models: Transformers
     assert models.load(stage(tiny_folder)) is models.load(stage(tiny_folder).replace(window=3))
 
 
+def test_transformers_arms_run_with_the_threads_of_the_bench(tiny_folder: Path) -> None:
+    before = torch.get_num_threads()
+    try:
+        arm = TransformersArm("transformers", stage(tiny_folder), TransformersModels(2))
+        arm.prepare()
+        torch.set_num_threads(1)  # as another arm may do in between
+        arm.generate(IDS, SAMPLING)
+        assert torch.get_num_threads() == 2
+    finally:
+        torch.set_num_threads(before)
+
+
 def test_assisted_generation_without_a_drafter_is_missing(tiny_folder: Path, models: TransformersModels) -> None:
     with pytest.raises(ArmMissingError, match="--drafter"):
         TransformersArm("transformers-assisted", stage(tiny_folder), models).prepare()

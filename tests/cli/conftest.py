@@ -15,7 +15,7 @@ def pipes(monkeypatch: pytest.MonkeyPatch) -> list[FakePipe]:
     """Engines that commands opened; all of them fakes."""
     opened: list[FakePipe] = []
 
-    def open_pipe(plan: Plan) -> FakePipe:
+    def open_pipe(plan: Plan, **_: object) -> FakePipe:
         opened.append(FakePipe(plan))
         return opened[-1]
 

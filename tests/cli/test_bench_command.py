@@ -70,6 +70,13 @@ def test_arms_with_other_models_get_an_engine_of_their_own(
     assert [pipe.plan.target.dtype.value for pipe in pipes] == ["bf16", "fp32"]
 
 
+def test_windows_are_for_the_arms_that_have_drafters(pipes: list[FakePipe], invoke: Invoke, prompt_file: str) -> None:
+    result = invoke("bench", "--prompts", prompt_file, "--compare", "plain:drafter=none,lockstep", "--window", "3")
+
+    assert result.exit_code == 0
+    assert [[stage.window for stage in pipe.plan.drafters] for pipe in pipes] == [[], [3]]
+
+
 def test_every_arm_gets_the_same_ids_and_options(pipes: list[FakePipe], invoke: Invoke, prompt_file: str) -> None:
     invoke(
         "bench",

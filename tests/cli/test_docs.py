@@ -2,15 +2,18 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 from pydantic import BaseModel
+from typer.main import get_command
 
+from autopipe.cli.app import app
 from autopipe.core.plan import EmulatedStage, NgramOptions, Plan, StagePlan, Warmup
 from autopipe.plans import DEFAULT_PLAN_PATH
 
 ROOT = Path(__file__).parents[2]
-PAGES = ["README.md", "CONTRIBUTING.md", "docs/bench.md", "docs/plans.md", "docs/gpu-status.md"]
+PAGES = ["README.md", "CONTRIBUTING.md", "docs/bench.md", "docs/plans.md", "docs/gpu-status.md", "docs/profile.md"]
 
 
 @pytest.mark.parametrize("model", [Plan, StagePlan, NgramOptions, EmulatedStage, Warmup])
@@ -40,15 +43,34 @@ def test_links_between_pages_lead_somewhere(page: str) -> None:
 
 def test_files_named_in_contributing_exist() -> None:
     text = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
-    for name in re.findall(r"`((?:core|docs)/[\w/-]+\.\w+|api\.py)`", text):
+    for name in re.findall(r"`((?:core|docs|envs)/[\w/-]+\.\w+|api\.py|inputs\.py)`", text):
         folder = ROOT if name.startswith("docs") else ROOT / "autopipe"
         assert (folder / name).is_file(), name
 
 
+def options_of(command: Any) -> set[str]:
+    """All option names of a command and those under it."""
+    own = {name for parameter in command.params for name in [*parameter.opts, *parameter.secondary_opts]}
+    return own.union(*map(options_of, getattr(command, "commands", {}).values()))
+
+
 def test_options_named_in_the_pages_exist() -> None:
-    source = "".join((ROOT / "autopipe/cli" / file).read_text() for file in ("app.py", "arguments.py"))
+    commands = get_command(app).commands
     for page in PAGES:
         for line in (ROOT / page).read_text(encoding="utf-8").splitlines():
-            if "autopipe run" in line or "autopipe bench" in line:
-                for option in re.findall(r"(?<!\w)--[a-z-]+", line):
-                    assert option == "--help" or option in source, (page, option)
+            for name, rest in re.findall(r"autopipe ([a-z]+)((?:(?! autopipe ).)*)", line):
+                if name in commands:
+                    for option in re.findall(r"(?<!\w)--[a-z-]+", rest):
+                        assert option == "--help" or option in options_of(commands[name]), (page, line)
+
+
+def test_readme_lists_every_command() -> None:
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    for command in get_command(app).commands:
+        assert f"| `autopipe {command}` |" in readme, command
+
+
+def test_contributing_lists_every_package() -> None:
+    listed = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
+    for package in (ROOT / "autopipe").glob("*/__init__.py"):
+        assert f"`autopipe/{package.parent.name}`" in listed, package

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from autopipe.cli.options import NGRAM_WINDOW, PlanOptions, build_plan, build_sampling
+from autopipe.cli.options import NGRAM_WINDOW, PlanOptions, build_plan, build_sampling, option_of
 from autopipe.core.errors import ConfigError
 from autopipe.core.plan import Dtype, Mode, Plan, Verification, WarmupKind
 from autopipe.plans import DEFAULT_PLAN_PATH
@@ -78,6 +78,10 @@ def test_options_override_a_plan_file_and_keep_the_rest(tmp_path: Path) -> None:
         ({"drafters": ("ngram", "none")}, "--drafter"),
         ({"drafters": ("a/a", "b/b", "c/c", "d/d", "e/e")}, "--drafter"),
         ({"drafters": ("",)}, "--drafter"),
+        ({"drafters": ("none",), "windows": (3,)}, "--window"),
+        ({"drafters": ("none",), "min_drafts": 1}, "--min-drafts"),
+        ({"drafters": ("none",), "verify_cap": 4}, "--verify-cap"),
+        ({"mode": "async", "windows": (2,), "min_drafts": 3}, "--min-drafts"),
         ({"target": "missing.gguf"}, "--target"),
         ({"plan": Path("missing.yaml")}, "--plan"),
     ],
@@ -97,6 +101,30 @@ def test_a_bad_key_of_a_plan_file_keeps_its_own_name(tmp_path: Path) -> None:
         build_plan(PlanOptions(plan=file))
 
 
+PLAN_FILE = Path("plan.yaml")
+
+
+@pytest.mark.parametrize(
+    ("options", "key", "option"),
+    [
+        ({"device": "foo"}, "chain.0.device", "--device"),
+        ({"device": "foo"}, "chain.1.device", "--device"),
+        ({}, "chain.1.device", None),
+        ({"adapter": "a"}, "chain.1.adapter", "--adapter"),
+        ({"adapter": "a"}, "chain.0.adapter", None),
+        ({"windows": (2,)}, "chain.0.window", "--window"),
+        ({"target": "a"}, "chain.1.model", "--target"),
+        ({"drafters": ("a",)}, "chain.0.model", "--drafter"),
+        ({"plan": PLAN_FILE}, "chain.0.model", None),
+        ({"plan": PLAN_FILE, "target": "a"}, "chain.0.model", None),
+        ({"plan": PLAN_FILE, "target": "a"}, "chain.1.model", "--target"),
+        ({"device": "foo"}, "emulated.seed", None),
+    ],
+)
+def test_a_plan_key_is_traced_to_the_option_that_set_it(options: dict[str, Any], key: str, option: str | None) -> None:
+    assert option_of(key, PlanOptions(**options), 2) == option
+
+
 @pytest.mark.parametrize(
     ("options", "key"),
     [
@@ -105,6 +133,7 @@ def test_a_bad_key_of_a_plan_file_keeps_its_own_name(tmp_path: Path) -> None:
         ({"num_logprobs": 99}, "--logprobs"),
         ({"max_new_tokens": 0}, "--max-new-tokens"),
         ({"stop": ("",)}, "--stop"),
+        ({"stop": ("\udcff",)}, "--stop"),
         ({"max_new_tokens": 4, "min_new_tokens": 5}, "--min-new-tokens"),
     ],
 )

@@ -63,6 +63,8 @@ def test_json_goes_to_stdout_and_everything_else_to_stderr(invoke, plan: str, as
         (["--max-new-tokens", "1"], "--max-new-tokens"),
         (["--threads", "0"], "--threads"),
         (["--plan", "nowhere.yaml"], "--plan"),
+        (["--out", "."], "--out"),
+        (["--max-new-tokens", "2000000"], "--max-new-tokens"),
     ],
 )
 def test_a_bad_option_is_named_and_nothing_is_measured(

@@ -9,10 +9,12 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from typer.testing import Result
+from typer.testing import CliRunner, Result
 
-from autopipe.core.errors import ModelLoadError
+from autopipe.cli.app import app
+from autopipe.core.errors import ContextLengthError, ModelLoadError
 from tests.cli.fakes import FakePipe
+from tests.tiny import save_tiny
 
 Invoke = Callable[..., Result]
 
@@ -89,8 +91,9 @@ def test_the_engine_is_closed_afterwards(pipes: list[FakePipe], invoke: Invoke) 
         ("Hi", "--mode", "fast"),
         ("Hi", "--window", "0"),
         ("Hi", "--temperature", "-1"),
-        ("Hi", "--trace", "/no/such/folder/trace.json"),
+        ("Hi", "--min-new-tokens", "5", "--max-new-tokens", "4"),
         ("",),
+        ("not UTF-8: \udcff",),
     ],
 )
 def test_a_bad_option_fails_before_anything_loads(
@@ -105,6 +108,115 @@ def test_a_bad_option_fails_before_anything_loads(
     assert pipes == []
 
 
+def test_standard_input_that_is_not_utf8_is_refused(pipes: list[FakePipe], invoke: Invoke) -> None:
+    result = invoke("run", "-", input=b"caf\xe9 au lait")
+
+    assert result.exit_code == 2
+    assert result.stderr.startswith("error: PROMPT: ")
+    assert "byte 3" in result.stderr
+    assert pipes == []
+
+
+@pytest.mark.parametrize("name", ["", "missing/trace.json"])
+def test_a_trace_that_cannot_be_written_is_told_before_anything_loads(
+    name: str, pipes: list[FakePipe], invoke: Invoke, tmp_path: Path
+) -> None:
+    result = invoke("run", "Hi", "--trace", str(tmp_path / name))
+
+    assert result.exit_code == 2
+    assert result.stderr.startswith("error: --trace: ")
+    assert pipes == []
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_characters_that_stdout_cannot_encode_become_question_marks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(
+        "autopipe.cli.run_command.open_pipe", lambda plan, **_: FakePipe(plan, words=("caf\u00e9", " \u2603"))
+    )
+    result = CliRunner(charset="ascii").invoke(app, ["run", "Hi"])
+
+    assert (result.exit_code, result.stdout) == (0, "caf? ?\n")
+
+
+def test_json_on_a_stdout_that_is_not_utf8_keeps_every_character(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("autopipe.cli.run_command.open_pipe", lambda plan, **_: FakePipe(plan, words=("caf\u00e9",)))
+    result = CliRunner(charset="ascii").invoke(app, ["run", "Hi", "--json"])
+
+    assert json.loads(result.stdout)["text"] == "caf\u00e9"
+
+
+def refuse_to_load(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let the preflight of the real `AutoPipe` run, and no more."""
+
+    def engine(plan: object, preflight: Callable[[], None]) -> None:
+        preflight()
+        pytest.fail("weights would load now")
+
+    monkeypatch.setattr("autopipe.api.Engine", engine)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "option"),
+    [
+        (("--max-new-tokens", "512"), "--max-new-tokens"),
+        (("--device", "foo"), "--device"),
+        (("--adapter", "/nope"), "--adapter"),
+    ],
+)
+def test_what_only_the_model_can_tell_is_told_before_weights_load_by_the_option(
+    arguments: tuple[str, ...], option: str, tiny_folder: Path, invoke: Invoke, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    refuse_to_load(monkeypatch)
+    result = invoke("run", "Hi", "--target", str(tiny_folder), *arguments)
+
+    assert result.exit_code == 2
+    assert result.stderr.startswith(f"error: {option}: {arguments[1]!r}".replace("'512'", "512"))
+    assert arguments[0] != "--max-new-tokens" or "1 to 511: the target's context holds 512 tokens" in result.stderr
+
+
+def test_a_model_that_cannot_be_a_stage_is_named_by_its_option(
+    tmp_path: Path, invoke: Invoke, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    refuse_to_load(monkeypatch)
+    result = invoke("run", "Hi", "--target", str(save_tiny(tmp_path / "mamba", "mamba")))
+
+    assert result.exit_code == 1
+    assert result.stderr.startswith("error: --target: ")
+
+
+def test_keys_of_a_plan_file_keep_their_names(
+    tiny_folder: Path, tmp_path: Path, invoke: Invoke, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    refuse_to_load(monkeypatch)
+    plan = tmp_path / "plan.yaml"
+    plan.write_text(f"chain:\n  - {{model: ngram}}\n  - {{model: {tiny_folder}, device: foo}}\n")
+    result = invoke("run", "Hi", "--plan", str(plan), "--dtype", "fp32")
+
+    assert result.exit_code == 2
+    assert result.stderr.startswith("error: chain.1.device: 'foo'")
+
+
+def test_a_prompt_too_long_for_the_target_is_a_bad_option(monkeypatch: pytest.MonkeyPatch, invoke: Invoke) -> None:
+    monkeypatch.setattr(
+        "autopipe.cli.run_command.open_pipe",
+        lambda plan, **_: FakePipe(plan, error=ContextLengthError("the prompt has 600 tokens")),
+    )
+    result = invoke("run", "Hi")
+
+    assert (result.exit_code, result.stderr) == (2, "error: the prompt has 600 tokens\n")
+
+
+def test_a_slow_conversion_is_told_on_stderr(monkeypatch: pytest.MonkeyPatch, invoke: Invoke) -> None:
+    def check_stage(stage: object, key: str, *, progress: Callable[[str], None]) -> None:
+        progress("converting model.gguf")
+        raise ModelLoadError("enough")
+
+    refuse_to_load(monkeypatch)
+    monkeypatch.setattr("autopipe.core.backends.load.check_stage", check_stage)
+
+    assert invoke("run", "Hi").stderr == "converting model.gguf\nerror: enough\n"
+
+
 @pytest.mark.parametrize(
     ("error", "code"), [(KeyboardInterrupt(), 130), (ModelLoadError("no weights"), 1), (BrokenPipeError(), 1)]
 )
@@ -113,7 +225,7 @@ def test_an_interrupted_or_failed_run_closes_the_engine(
 ) -> None:
     opened: list[FakePipe] = []
 
-    def open_pipe(plan: object) -> FakePipe:
+    def open_pipe(plan: object, **_: object) -> FakePipe:
         opened.append(FakePipe(plan, error=error))  # type: ignore[arg-type]
         return opened[0]
 
@@ -138,7 +250,7 @@ def test_a_signal_unwinds_the_command(number: signal.Signals, code: int, tmp_pat
         "        time.sleep(60)\n"
         "    def close(self):\n"
         "        print('closed', flush=True)\n"
-        "run_command.open_pipe = Waiting\n"
+        "run_command.open_pipe = lambda plan, **_: Waiting(plan)\n"
         "main()\n"
     )
     process = subprocess.Popen(

@@ -1,7 +1,5 @@
 from __future__ import annotations
 
-import threading
-
 import pytest
 
 from autopipe.core.channel import Channel, ChannelClosedError, Doorbell
@@ -26,17 +24,17 @@ def test_receive_never_blocks() -> None:
     assert theirs.receive() is None
 
 
-def test_a_message_larger_than_the_socket_buffer_gets_through() -> None:
+def test_a_sender_never_waits_for_a_reader_that_does_not_read() -> None:
     ours, theirs = Channel.pair()
     big = {"ids": list(range(400_000))}
-    sender = threading.Thread(target=ours.send, args=(big,))
-    sender.start()
+    ours.send(big)
+    assert ours.flush(), "it should not have fitted into the socket's buffer"
     message = None
     while message is None:
-        theirs.wait(5)
+        ours.flush()
         message = theirs.receive()
-    sender.join()
     assert message == big
+    assert ours.flush() is False
 
 
 def test_what_was_sent_before_closing_is_received_then_the_end_is_told() -> None:

@@ -332,3 +332,138 @@ def test_random_schedules_of_plans_cancellations_and_kills_leave_output_and_proc
     while any(_alive(child.pid) for child in children) and time.monotonic() < deadline:
         time.sleep(0.05)
     assert not any(_alive(child.pid) for child in children)
+
+
+def test_progress_of_the_request_under_way_grows_and_ends_with_it(engine: Engine) -> None:
+    engine.apply(plan(*THREE))
+    handle = engine.submit(PROMPT, SamplingParams(max_new_tokens=20_000))
+    seen = []
+    for _ in handle:
+        progress = engine.progress()
+        if progress is not None and [report.name for report in progress[1]] == ["small", "middle", "target"]:
+            seen.append(progress)
+        if len(seen) > 1 and seen[-1][1][0].proposed > seen[0][1][0].proposed:
+            break
+    first, last = seen[0], seen[-1]
+    assert first[0] == last[0] == handle.id
+    assert last[1][-1].forwards > first[1][-1].forwards
+    handle.cancel()
+    handle.outcome()
+    assert engine.progress() is None
+
+
+def test_a_bad_request_fails_alone(engine: Engine) -> None:
+    """Neither the target nor the requests behind it suffer for it."""
+
+    def bar_everything(prefix: list[int], row: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+        return np.full_like(row, -np.inf)
+
+    pid = engine.worker_ids["target"]
+    with pytest.raises(ConfigError, match="logit_bias"):
+        engine.submit(PROMPT, SamplingParams(logit_bias={999: 1.0}))
+    with pytest.raises(ConfigError, match="whole numbers"):
+        engine.submit([1.5], SamplingParams())  # type: ignore[list-item]
+    barred = engine.submit(PROMPT, SamplingParams(max_new_tokens=5), processor=bar_everything)
+    behind = engine.submit(np.array(PROMPT), SamplingParams(max_new_tokens=20))  # type: ignore[arg-type]
+    with pytest.raises(AutoPipeError, match="every token is barred"):
+        barred.outcome()
+    assert [token for block in behind for token in block.token_ids] == plain_output(20)
+    assert engine.worker_ids["target"] == pid
+
+
+@pytest.mark.parametrize("result", [np.zeros((1, 1)), np.zeros(3)])
+def test_scores_of_another_shape_are_refused(engine: Engine, result: np.ndarray[Any, Any]) -> None:
+    handle = engine.submit(PROMPT, SamplingParams(max_new_tokens=5), processor=lambda prefix, row: result)
+    with pytest.raises(ConfigError, match="logits_processor"):
+        handle.outcome()
+
+
+def test_a_processor_that_exits_ends_its_own_request_only(engine: Engine) -> None:
+    def leave(prefix: list[int], row: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+        sys.exit(3)
+
+    handle = engine.submit(PROMPT, SamplingParams(max_new_tokens=5), processor=leave)
+    with pytest.raises(SystemExit):
+        handle.outcome()
+    assert collect(engine) == plain_output(60)
+
+
+def test_applying_from_a_processor_is_refused_instead_of_waiting_for_itself(engine: Engine) -> None:
+    def change(prefix: list[int], row: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+        engine.apply(plan(*THREE))
+        return row
+
+    handle = engine.submit(PROMPT, SamplingParams(max_new_tokens=5), processor=change)
+    with pytest.raises(AutoPipeError, match="logits processor"):
+        handle.outcome()
+
+
+def test_a_processor_never_sees_a_prefix_behind_the_end(engine: Engine) -> None:
+    text = plain_output(60)
+    eos = text[25]
+    cut = text[: text.index(eos) + 1]
+    seen: list[list[int]] = []
+
+    def watch(prefix: list[int], row: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+        seen.append(prefix)
+        return row
+
+    engine.apply(plan(stage("perfect", window=8), stage("target"), mode="lockstep"))
+    params = SamplingParams(max_new_tokens=60, eos_token_ids=(eos,))
+    handle = engine.submit(PROMPT, params, processor=watch)
+    assert [token for block in handle for token in block.token_ids] == cut
+    assert seen == [PROMPT + cut[:count] for count in range(len(cut))]
+    engine.apply(plan(*THREE))
+
+
+def test_a_stopped_drafter_and_a_long_prompt_do_not_hold_the_engine_up() -> None:
+    with Engine(plan(stage("small", 0.9, window=4), stage("target"))) as engine:
+        os.kill(engine.worker_ids["small"], signal.SIGSTOP)
+        prompt = [1] * 150_000
+        handle = engine.submit(prompt, SamplingParams(max_new_tokens=10))
+        assert len([token for block in handle for token in block.token_ids]) == 10
+        assert collect(engine) == plain_output(60)
+
+
+def test_a_copy_of_the_target_leaves_the_chain_in_the_middle_of_a_request() -> None:
+    copy, target = stage("copy", window=4), stage("target")
+    with Engine(plan(copy, target)) as engine:
+        pid = engine.worker_ids["target"]
+        handle = engine.submit(PROMPT, SamplingParams(max_new_tokens=500))
+        blocks = iter(handle)
+        text = list(next(blocks).token_ids)
+        engine.apply(plan(target, mode="plain"), timeout_s=20)
+        text += [token for block in blocks for token in block.token_ids]
+        assert text == plain_output(500)
+        assert engine.worker_ids == {"target": pid}
+
+
+def test_a_drafter_that_dies_is_still_in_the_figures() -> None:
+    with Engine(plan(stage("small", 0.9, window=4), stage("target"))) as engine:
+        handle = engine.submit(PROMPT, SamplingParams(max_new_tokens=2000))
+        for number, _ in enumerate(handle):
+            if number == 20:
+                os.kill(engine.worker_ids["small"], signal.SIGKILL)
+        reports = {report.name: report for report in handle.outcome().stats.stages}
+        assert reports["small"].proposed > 0
+        assert reports["small"].forwards > 0
+
+
+def test_cores_that_do_not_exist_are_noted_and_do_no_harm() -> None:
+    with Engine(plan(stage("target", cores=[4095]))) as engine:
+        assert collect(engine) == plain_output(60)
+        assert any("4095" in text for text in engine.fallbacks)
+
+
+def test_in_a_fork_the_engine_is_refused_and_leaves_the_workers_alone(engine: Engine) -> None:
+    child = os.fork()
+    if child == 0:
+        status = 1
+        try:
+            engine.submit(PROMPT, SamplingParams())
+        except EngineClosedError:
+            engine.close()
+            status = 0
+        os._exit(status)
+    assert os.waitpid(child, 0)[1] == 0
+    assert collect(engine) == plain_output(60)

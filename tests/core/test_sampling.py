@@ -43,3 +43,10 @@ def test_a_value_out_of_range_names_key_and_value(key: str, value: Any) -> None:
         SamplingParams.parse({key: value})
     assert error.value.key == key
     assert str(value) in str(error.value) or repr(value) in str(error.value)
+
+
+def test_fewer_tokens_at_most_than_at_least_are_refused() -> None:
+    assert SamplingParams.parse({"min_new_tokens": 4, "max_new_tokens": 4}).min_new_tokens == 4
+    with pytest.raises(ConfigError, match="0 to max_new_tokens") as error:
+        SamplingParams.parse({"min_new_tokens": 5, "max_new_tokens": 4})
+    assert error.value.key == "min_new_tokens"

@@ -82,7 +82,7 @@ def test_acceptance_is_counted_for_the_slot_that_drafted() -> None:
     accepted = sum(interval.slots.accepted for interval in intervals)
     proposed = sum(interval.slots.proposed for interval in intervals)
     assert proposed[0] == 0
-    assert 0.25 < accepted[1] / proposed[1] < 0.45  # (a + a^2 + a^3 + a^4) / 4 = 0.33
+    assert 0.33 < accepted[1] / proposed[1] < 0.6  # 4 drafts: (a + a^2 + a^3 + a^4) / 4 = 0.33; 1 draft: a = 0.6
     assert accepted[2] / proposed[2] > 0.7
 
 

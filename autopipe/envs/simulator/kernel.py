@@ -143,7 +143,7 @@ def drafts_to_take(
     waiting = 0
     if length_of[stage - 1, AGREED] >= held:
         waiting = length_of[stage - 1, HELD] - held
-    usable = min(verify_caps[stage], text_end - held - 1)
+    usable = min(verify_caps[stage], limit - held - 1)
     most = min(usable, window_now(windows[stage - 1], warmup, held))
     wanted = most if mode == LOCKSTEP else min(most, min_drafts[stage])
     if waiting < wanted:
