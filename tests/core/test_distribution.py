@@ -133,12 +133,14 @@ def test_a_verifier_that_recovers_from_the_wrong_distribution_is_found(monkeypat
     assert p_value(Chain(params, 2, Verification.REJECTION).text(), exact(params)) < 1e-4
 
 
-def lenient(drafts: list[int], pick: Callable[[int], int]) -> tuple[int, list[int]]:
+def lenient(
+    drafts: list[int], pick: Callable[[int], int], ends: frozenset[int] = frozenset()
+) -> tuple[int, list[int]]:
     """Keeps every second block of drafts without asking."""
     lenient.calls += len(drafts) > 0
     if drafts and lenient.calls % 2 == 0:
         return len(drafts), [*drafts, pick(len(drafts))]
-    return verify.verify_by_equality(drafts, pick)
+    return verify.verify_by_equality(drafts, pick, ends)
 
 
 def test_a_verifier_that_sometimes_keeps_any_draft_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
