@@ -80,7 +80,6 @@ class StageRequest:
     changed_from: int
     ngram_unchanged: int = 0
     rows: dict[int, SparseRow] = field(default_factory=dict)
-    published_length: int = -1
     published_stopped: bool = False
     started_ns: int = 0
     idle_since_ns: int = 0
@@ -141,16 +140,12 @@ class Stage:
             self._ngram, self._ngram_options = self._make_ngram(config.ngram), config.ngram
             if self.request is not None:
                 self.request.ngram_unchanged = 0
-        moved = config.consumer != self.config.consumer
         self.config = config
         self._producer = None if config.producer is None else self._board.slot(config.producer)
         self._consumer = None if config.consumer is None else self._board.slot(config.consumer)
         self._slot.credit = 0
         if self.request is not None:
             self.request.producer_committed = self.request.prompt_length
-            if moved and self.request.verification is Verification.REJECTION:
-                # What the old consumer corrected was not drawn here, so it cannot be offered to the new one.
-                self._replace(self.request, min(self.request.committed, len(self.request.tokens)), [])
 
     def begin(self, request: StageRequest, *, trace: bool) -> None:
         """Start on a request; nothing of the last one is left."""
@@ -191,9 +186,7 @@ class Stage:
         drafts = self._choose(request)
         if drafts is not None:
             self._compute(request, drafts)
-        length = len(request.tokens)
-        changed = request.changed_from < length or length != request.published_length
-        if changed or self._stopped(request) != request.published_stopped:
+        if request.changed_from < len(request.tokens) or self._stopped(request) != request.published_stopped:
             self._publish(request)
         return drafts is not None
 
@@ -222,9 +215,8 @@ class Stage:
     def _replace(self, request: StageRequest, position: int, tokens: Sequence[int]) -> None:
         """Make the sequence `tokens` from `position` on."""
         request.tokens[position:] = tokens
-        kept = min(position, len(request.tokens) - 1)  # the last token is always fed again, for its logits
-        if self.backend.length > kept:
-            self.backend.rollback(kept)
+        if self.backend.length > position:
+            self.backend.rollback(position)
         request.changed_from = min(request.changed_from, position)
         request.ngram_unchanged = min(request.ngram_unchanged, position)
 
@@ -460,7 +452,7 @@ class Stage:
             rows=rows,
         )
         request.rows.clear()
-        request.changed_from = request.published_length = length
+        request.changed_from = length
         request.published_stopped = stopped
         if self._consumer is not None and (stopped or length >= self._consumer.wake_at):
             assert self.config.consumer is not None
