@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import select
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 from autopipe.core.board import MAX_SLOTS, Board, create_segment
 from autopipe.core.chain import configure_chain, default_threads, neural_names, neural_stages, stage_keys
 from autopipe.core.channel import Doorbell
-from autopipe.core.errors import AutoPipeError
+from autopipe.core.errors import AutoPipeError, EngineClosedError
+from autopipe.core.isolation import mps_environment
+from autopipe.core.mailbox import Mailbox
 from autopipe.core.plan import Plan
 from autopipe.core.processes import WorkerProcess, WorkerState, start_worker, stop_workers
 
@@ -24,13 +27,12 @@ class Fleet:
     """Workers by stage key (see `chain.stage_keys`), the board they share, and their doorbells.
 
     Args:
-        later: runs a function in the engine's thread, from any thread.
+        mailbox: of the engine's thread; its bell wakes `listen`.
     """
 
-    def __init__(self, later: Callable[[Callable[[], None]], None]) -> None:
+    def __init__(self, mailbox: Mailbox) -> None:
         self.workers: dict[str, WorkerProcess] = {}
-        self.wake = Doorbell.create()
-        self._later = later
+        self._mailbox = mailbox
         self._descriptor = create_segment()
         self._board = Board(self._descriptor)
         self._bells = [Doorbell.create() for _ in range(MAX_SLOTS)]
@@ -38,17 +40,17 @@ class Fleet:
         self._leaving_slots: set[int] = set()
         self._restarts: dict[str, int] = {}
         self._poller = select.poll()
-        self._poller.register(self.wake.read_descriptor, select.POLLIN)
+        self._poller.register(mailbox.bell.read_descriptor, select.POLLIN)
 
     def listen(self, timeout_s: float) -> list[WorkerProcess]:
-        """Sleep until a worker has said something or `wake` rang; return the workers that have."""
+        """Sleep until a worker has said something or the mailbox rang; return the workers that have."""
         for descriptor, worker in self._by_descriptor.items():
             wanted = select.POLLIN | (select.POLLOUT if worker.channel.flush() else 0)
             self._poller.modify(descriptor, wanted)
         talking = []
         for descriptor, events in self._poller.poll(timeout_s * 1e3):
-            if descriptor == self.wake.read_descriptor:
-                self.wake.silence()
+            if descriptor == self._mailbox.bell.read_descriptor:
+                self._mailbox.bell.silence()
             elif events & ~select.POLLOUT and descriptor in self._by_descriptor:
                 talking.append(self._by_descriptor[descriptor])
         return talking
@@ -76,7 +78,14 @@ class Fleet:
                 raise AutoPipeError(f"more than {MAX_SLOTS} stages are loaded or leaving; try again in a moment")
             slot, threads = self._board.slot(index), stage.threads or default_threads(plan)
             started = start_worker(
-                key, name, slot, self._descriptor, self._bells, threads=threads, warm=not stage.is_emulated
+                key,
+                name,
+                slot,
+                self._descriptor,
+                self._bells,
+                threads=threads,
+                warm=not stage.is_emulated,
+                extra_environment=mps_environment(stage.cuda.mps_percent),
             )
             self.workers[key] = started
             self._by_descriptor[started.channel.fileno()] = started
@@ -136,7 +145,8 @@ class Fleet:
 
             def stop() -> None:
                 stop_workers(leaving)
-                self._later(lambda: self._leaving_slots.difference_update(slots))
+                with contextlib.suppress(EngineClosedError):
+                    self._mailbox.post(lambda: self._leaving_slots.difference_update(slots))
 
             threading.Thread(target=stop, daemon=True).start()
         return leaving
@@ -169,6 +179,6 @@ class Fleet:
         """End all workers and give back descriptors and memory."""
         stop_workers(list(self.workers.values()))
         self.workers.clear()
-        for bell in (*self._bells, self.wake):
+        for bell in (*self._bells, self._mailbox.bell):
             bell.close()
         os.close(self._descriptor)

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
+import operator
 import queue
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -12,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from autopipe.core.chain import stage_keys
-from autopipe.core.errors import RequestCancelledError
+from autopipe.core.errors import ConfigError, ContextLengthError, RequestCancelledError
 from autopipe.core.plan import Plan, Verification
 from autopipe.core.sampling import SamplingParams
 from autopipe.core.stats import RequestStats, StageStats, report_stages
@@ -42,6 +44,40 @@ class Outcome:
     trace: dict[str, list[TraceEvent]]
 
 
+def check_request(prompt: Sequence[int], params: SamplingParams, target_facts: Mapping[str, Any]) -> list[int]:
+    """Check a request against the target's vocabulary and context; return the prompt as a list of ints.
+
+    Args:
+        target_facts: vocab_size and max_length of the target.
+
+    Raises:
+        ConfigError: an empty prompt or a token id outside the vocabulary.
+        ContextLengthError: prompt and max_new_tokens do not fit the context.
+    """
+    if not len(prompt):
+        raise ConfigError("prompt", list(prompt), "at least one token")
+    vocab_size, limit = target_facts["vocab_size"], target_facts["max_length"]
+    ids = [_as_token_id(token) for token in prompt]
+    for key, tokens in (("prompt", ids), ("logit_bias", params.logit_bias)):
+        bad = next((token for token in tokens if not 0 <= token < vocab_size), None)
+        if bad is not None:
+            raise ConfigError(key, bad, f"token ids from 0 to {vocab_size - 1}")
+    needed = len(ids) + params.max_new_tokens
+    if needed > limit:
+        raise ContextLengthError(
+            f"the prompt has {len(ids)} tokens and max_new_tokens is {params.max_new_tokens}: together "
+            f"{needed}, the target's context holds {limit}; shorten the prompt or lower max_new_tokens"
+        )
+    return ids
+
+
+def _as_token_id(token: object) -> int:
+    try:
+        return operator.index(token)  # type: ignore[arg-type]
+    except TypeError:
+        raise ConfigError("prompt", token, "token ids: whole numbers") from None
+
+
 @dataclass(eq=False)
 class RequestHandle:
     """Iterate over it for token blocks; afterwards `outcome()`.
@@ -62,8 +98,10 @@ class RequestHandle:
     last_token_s: float | None = None
     num_tokens: int = 0
     cancelled: bool = False
+    ended: bool = False
     _events: queue.SimpleQueue[TokenBlock | Outcome | BaseException] = field(default_factory=queue.SimpleQueue)
     _outcome: Outcome | BaseException | None = None
+    _listener: Callable[[], None] | None = None
 
     def __iter__(self) -> Iterator[TokenBlock]:
         """Blocks as they come.
@@ -88,6 +126,22 @@ class RequestHandle:
             raise RequestCancelledError("the request has no outcome")
         return self._outcome
 
+    def listen(self, callback: Callable[[], None]) -> None:
+        """Have `callback` called at once and whenever `take` has something, from the engine's thread: be quick."""
+        self._listener = callback
+        callback()
+
+    def take(self) -> list[TokenBlock | Outcome | BaseException]:
+        """What has come since the last call, without waiting; the last of all is an Outcome or an error.
+
+        For event loops. Use either this or iteration.
+        """
+        events: list[TokenBlock | Outcome | BaseException] = []
+        with contextlib.suppress(queue.Empty):
+            while True:
+                events.append(self._events.get_nowait())
+        return events
+
     def cancel(self) -> None:
         """Stop as soon as the step under way is done. The outcome's reason is `cancelled`, unless it had ended."""
         self.cancelled = True
@@ -101,10 +155,16 @@ class RequestHandle:
             self.first_token_s = now
         self.last_token_s = now
         self.num_tokens += len(block.token_ids)
-        self._events.put(block)
+        self._put(block)
 
     def put_outcome(self, outcome: Outcome | BaseException) -> None:
-        self._events.put(outcome)
+        self.ended = True
+        self._put(outcome)
+
+    def _put(self, event: TokenBlock | Outcome | BaseException) -> None:
+        self._events.put(event)
+        if self._listener is not None:
+            self._listener()
 
 
 @dataclass(eq=False, slots=True)

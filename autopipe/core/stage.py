@@ -15,76 +15,30 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from autopipe.core.backends.base import StageBackend
-from autopipe.core.board import Board, Progress, Slot
+from autopipe.core.board import Board, Slot
 from autopipe.core.chain import StageConfig
 from autopipe.core.channel import Doorbell
 from autopipe.core.errors import AutoPipeError
-from autopipe.core.gating import RunningRate, StepCosts, best_length
+from autopipe.core.gating import best_length
 from autopipe.core.logprobs import TokenLogprobs
 from autopipe.core.ngram import NgramDrafter
-from autopipe.core.picker import Picker
 from autopipe.core.plan import Mode, NgramOptions, Verification, WhenShort
+from autopipe.core.stage_meter import StageMeter, Step
+from autopipe.core.stage_request import RequestFailedError, StageRequest
 from autopipe.core.stats import StageStats
-from autopipe.core.trace import TraceEvent
 from autopipe.core.verify import SparseRow
 
 if TYPE_CHECKING:
     import torch
 
 
-class RequestFailedError(Exception):
-    """No token could be chosen: this request is at fault (or its options are), not the stage."""
-
-    def __init__(self, error: AutoPipeError) -> None:
-        super().__init__(str(error))
-        self.error = error
-
-
 MAX_CATCH_UP_ROWS = 8
 """A stage that has fallen further behind than this catches up first, without verifying drafts."""
 _LONG_CATCH_UP = 64
 """Up to this many tokens it does so by `forward`, whose rounding is that of the target's own steps."""
-
-_GRACE_NS = 500_000_000
-_PATIENCE = 3
-_SHORT_PREFILL = 16
-"""Tokens up to which a prefill takes about the same time."""
-_UNKNOWN_STEP_NS = 60_000_000_000
-
-
-@dataclass(slots=True)
-class StageRequest:
-    """One request as a stage sees it.
-
-    Attributes:
-        tokens: the stage's sequence, prompt included.
-        end: length of the sequence at which max_new_tokens is reached.
-        committed: positions below this are final as far as this stage knows.
-        producer_committed: the same, as far as its producer knew when last heard.
-        changed_from: the sequence changed from this position on since it was last published.
-    """
-
-    id: int
-    tokens: list[int]
-    prompt_length: int
-    end: int
-    eos_token_ids: frozenset[int]
-    verification: Verification
-    picker: Picker
-    committed: int
-    producer_committed: int
-    changed_from: int
-    ngram_unchanged: int = 0
-    rows: dict[int, SparseRow] = field(default_factory=dict)
-    published_stopped: bool = False
-    started_ns: int = 0
-    idle_since_ns: int = 0
-    ready_ns: int = 0
-
 
 EmitTokens = Callable[[StageRequest, list[int], "list[TokenLogprobs] | None"], None]
 
@@ -107,12 +61,9 @@ class Stage:
         make_ngram: Callable[[NgramOptions], NgramDrafter],
     ) -> None:
         self.backend = backend
-        self.costs = StepCosts()
-        self.measured = False
+        self.meter = StageMeter()
         self.config = StageConfig(active=False)
         self.request: StageRequest | None = None
-        self.stats = StageStats()
-        self.trace: list[TraceEvent] | None = None
         self._board = board
         self._slot = board.slot(slot)
         self._bells = bells
@@ -122,17 +73,6 @@ class Stage:
         self._consumer: Slot | None = None
         self._ngram: NgramDrafter | None = None
         self._ngram_options: NgramOptions | None = None
-        self._rate = RunningRate()
-        self._prefill_ns_per_token: float | None = None
-
-    def observe_step(self, num_tokens: int, seconds: float) -> None:
-        """A forward of `num_tokens` took `seconds`: for the gate, and to tell a slow step from a hung one."""
-        self.costs.observe(num_tokens, max(seconds, 1e-9))
-        self.measured = True
-
-    def observe_prefill(self, num_tokens: int, seconds: float) -> None:
-        """A prefill of `num_tokens` took `seconds`."""
-        self._prefill_ns_per_token = 1e9 * seconds / max(num_tokens, _SHORT_PREFILL)
 
     def configure(self, config: StageConfig) -> None:
         """Take a new place in the chain. What neighbours know of each other is found out anew."""
@@ -153,8 +93,7 @@ class Stage:
         if self._ngram is not None:
             self._ngram.reset()
         self.request = request
-        self.stats = StageStats(name=self.backend.name)
-        self.trace = [] if trace else None
+        self.meter.begin(self.backend.name, trace)
         self._slot.credit = 0
         self._slot.wake_at = 0
         self._slot.forget_rows()
@@ -164,7 +103,7 @@ class Stage:
 
     def end(self) -> StageStats:
         """Leave the request, wherever it stands."""
-        request, stats = self.request, self.stats
+        request, stats = self.request, self.meter.stats
         self.request = None
         self._slot.credit = 0
         if request is not None:
@@ -205,8 +144,7 @@ class Stage:
         while position < shared and ours[position] == theirs[position - heard.start]:
             position += 1
         if position < shared:
-            self.stats.rollbacks += 1
-            self._mark_event("roll back", time.monotonic_ns(), len(ours) - position, 0)
+            self.meter.count_rollback(time.monotonic_ns(), len(ours) - position)
         if position < heard.length:
             self._replace(request, position, theirs[position - heard.start :])
         request.ready_ns = max(request.ready_ns, heard.published_ns)
@@ -271,8 +209,9 @@ class Stage:
         draft = self._ngram.draft(limit)
         if self._ngram_options is None or not self._ngram_options.gate:
             return draft.token_ids
-        rate = self._rate.tokens_per_s(self.costs)
-        return draft.token_ids[: best_length(draft.confidence, self.costs, tokens_per_s=rate)]
+        costs = self.meter.costs
+        rate = self.meter.rate.tokens_per_s(costs)
+        return draft.token_ids[: best_length(draft.confidence, costs, tokens_per_s=rate)]
 
     def _pending(self, request: StageRequest) -> tuple[list[int], bool]:
         """The producer's drafts that follow our sequence, and whether it can give no more."""
@@ -312,9 +251,9 @@ class Stage:
             self._slot.credit = 0
 
         start = time.monotonic_ns()
-        self.stats.overhead_s += max(0, start - max(request.ready_ns, request.idle_since_ns)) / 1e9
+        self.meter.stats.overhead_s += max(0, start - max(request.ready_ns, request.idle_since_ns)) / 1e9
         prefill = missing > MAX_CATCH_UP_ROWS or cached < request.prompt_length
-        self._slot.deadline_ns = start + _GRACE_NS + self._expected_ns(missing + len(drafts), prefill)
+        self._slot.deadline_ns = start + self.meter.allowed_ns(missing + len(drafts), prefill)
         logits = self._logits(request, drafts)  # [n + 1, vocab]
         computed = time.monotonic_ns()
         try:
@@ -333,17 +272,10 @@ class Stage:
             request.committed = len(request.tokens)
             self._emit(request, tokens, verdict.logprobs and verdict.logprobs[: len(tokens)])
         finished = time.monotonic_ns()
-        self._count(
-            request,
-            len(drafts),
-            verdict.num_accepted,
-            len(tokens),
-            start,
-            computed,
-            finished,
-            missing,
-            prefill,
-        )
+        name = "prefill" if prefill else "verify" if drafts else "draft" if self._consumer else "decode"
+        step = Step(name, missing, len(drafts), verdict.num_accepted, len(tokens), start, computed, finished)
+        self._slot.write_progress(request.id, self.meter.count(step, self.config.producer_name))
+        request.idle_since_ns = request.ready_ns = finished
 
     def _logits(self, request: StageRequest, drafts: list[int]) -> torch.Tensor:
         """Logits after the last token and after each draft, float32 [n + 1, vocab].
@@ -372,64 +304,6 @@ class Stage:
                 return tokens[: index + 1]
         return tokens[: request.end - len(request.tokens)]
 
-    def _expected_ns(self, num_tokens: int, prefill: bool) -> int:
-        """A multiple of what the step should take: past that, and some grace, the stage counts as hung."""
-        if prefill:
-            per_token = self._prefill_ns_per_token
-            least = max(num_tokens, _SHORT_PREFILL)
-            return _UNKNOWN_STEP_NS if per_token is None else int(_PATIENCE * per_token * least)
-        return int(_PATIENCE * 1e9 * self.costs.seconds(num_tokens)) if self.measured else _UNKNOWN_STEP_NS
-
-    def _count(
-        self,
-        request: StageRequest,
-        num_drafts: int,
-        num_accepted: int,
-        num_emitted: int,
-        start: int,
-        computed: int,
-        finished: int,
-        missing: int,
-        prefill: bool,
-    ) -> None:
-        stats, seconds = self.stats, (computed - start) / 1e9
-        if prefill:
-            self.observe_prefill(missing, seconds)
-        else:
-            self.observe_step(missing + num_drafts, seconds)
-            self._rate.observe(num_emitted, max(seconds, 1e-9))
-        if prefill or missing > 1:
-            stats.catch_up_s += seconds * (missing - (0 if prefill else 1)) / (missing + num_drafts)
-        stats.forwards += 1
-        stats.busy_s += (finished - start) / 1e9
-        stats.emitted += num_emitted
-        stats.verified += num_drafts
-        stats.accepted += num_accepted
-        if num_drafts:
-            stats.count_drafts(self.config.producer_name, num_drafts, num_accepted)
-        if not prefill:
-            stats.acceptance_lengths[num_emitted] += 1
-        name = "prefill" if prefill else "verify" if num_drafts else "draft" if self._consumer else "decode"
-        if self.trace is not None:
-            self.trace.append(TraceEvent(name, start, finished, missing + num_drafts, num_accepted))
-        self._slot.write_progress(
-            request.id,
-            Progress(
-                stats.forwards,
-                stats.emitted,
-                stats.verified,
-                stats.accepted,
-                stats.rollbacks,
-                int(1e9 * stats.busy_s),
-                int(1e9 * stats.catch_up_s),
-            ),
-        )
-        request.idle_since_ns = request.ready_ns = finished
-
-    def _mark_event(self, name: str, now: int, num_tokens: int, num_accepted: int) -> None:
-        if self.trace is not None:
-            self.trace.append(TraceEvent(name, now, now, num_tokens, num_accepted))
-
     # -- publish --------------------------------------------------------------------------------------------
 
     def _publish(self, request: StageRequest) -> None:
@@ -442,12 +316,12 @@ class Stage:
             budget = request.end - request.prompt_length
             window = self.config.warmup.window(self.config.window, length - request.prompt_length, budget)
             self._slot.credit = length + window
-        self.stats.bytes_out += self._slot.publish(
+        self.meter.stats.bytes_out += self._slot.publish(
             request.id,
             start,
             request.tokens[start:],
             committed=request.committed,
-            rollbacks=self.stats.rollbacks,
+            rollbacks=self.meter.stats.rollbacks,
             stopped=stopped,
             rows=rows,
         )

@@ -3,8 +3,13 @@
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import asdict, dataclass, field
-from typing import Any
+from dataclasses import asdict, dataclass, field, replace
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from autopipe.core.board import Slot
+    from autopipe.core.telemetry.energy import EnergyUse
+    from autopipe.core.telemetry.use import DeviceUse
 
 NGRAM = "ngram"
 """What stats call an n-gram drafter."""
@@ -96,6 +101,8 @@ class RequestStats:
         stages: in chain order, the target last.
         fallbacks: what did not go as planned (a stage that died, a chain cut short), in words.
         plan_changes: plans applied while the request ran.
+        energy: of all devices from the request's start to its last token; None without telemetry.
+        devices: what they did in that time; None without telemetry.
     """
 
     total_s: float = 0.0
@@ -107,9 +114,16 @@ class RequestStats:
     stages: list[StageReport] = field(default_factory=list)
     fallbacks: list[str] = field(default_factory=list)
     plan_changes: int = 0
+    energy: EnergyUse | None = None
+    devices: tuple[DeviceUse, ...] | None = None
 
     def to_dict(self) -> dict[str, Any]:
-        return asdict(self)
+        """For JSON; `energy` and `devices` are null without telemetry."""
+        return {
+            **asdict(replace(self, energy=None, devices=None)),
+            "energy": None if self.energy is None else self.energy.to_dict(),
+            "devices": None if self.devices is None else [device.to_dict() for device in self.devices],
+        }
 
 
 def report_stages(chain: list[StageStats]) -> list[StageReport]:
@@ -143,3 +157,20 @@ def report_stages(chain: list[StageStats]) -> list[StageReport]:
         report.proposed, report.accepted = judged.get(report.name, [0, 0])
         report.acceptance_rate = report.accepted / report.proposed if report.proposed else None
     return reports
+
+
+def progress_stats(slot: Slot, name: str, request: int) -> StageStats | None:
+    """What a stage has done so far in a request, as it shows it on the board; None before its first step."""
+    done = slot.read_progress(request)
+    if done is None:
+        return None
+    return StageStats(
+        name=name,
+        forwards=done.forwards,
+        emitted=done.emitted,
+        verified=done.verified,
+        accepted=done.accepted,
+        rollbacks=done.rollbacks,
+        busy_s=done.busy_ns / 1e9,
+        catch_up_s=done.catch_up_ns / 1e9,
+    )

@@ -15,7 +15,8 @@ from autopipe.core.ngram import NgramDrafter
 from autopipe.core.picker import Picker
 from autopipe.core.plan import EmulatedStage, Verification
 from autopipe.core.sampling import SamplingParams
-from autopipe.core.stage import Stage, StageRequest
+from autopipe.core.stage import Stage
+from autopipe.core.stage_request import StageRequest
 
 PROMPT = [1, 2, 3, 4, 5]
 

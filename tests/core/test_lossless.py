@@ -89,8 +89,8 @@ def test_copies_of_the_target_are_accepted_without_exception(kind: str, dtype: s
             pipeline = make_pipeline(backends, chain_configs(num_drafters + 1, mode=mode, window=window))
             assert run(pipeline, length=200) == plain(kind, dtype, 0.0, 200)
             for stage in pipeline.stages:
-                assert stage.stats.accepted == stage.stats.verified
-            assert pipeline.stages[-1].stats.accepted > 0
+                assert stage.meter.stats.accepted == stage.meter.stats.verified
+            assert pipeline.stages[-1].meter.stats.accepted > 0
 
 
 @pytest.mark.parametrize(
@@ -119,4 +119,4 @@ def test_rejection_sampling_with_a_perfect_drafter_accepts_everything() -> None:
     pipeline = make_pipeline(backends, chain_configs(3, window=4))
     pipeline.begin(prompt=PROMPT, max_new_tokens=60, temperature=1.0, rule=Verification.REJECTION)
     assert len(pipeline.run()) == 60
-    assert all(stage.stats.accepted == stage.stats.verified for stage in pipeline.stages)
+    assert all(stage.meter.stats.accepted == stage.meter.stats.verified for stage in pipeline.stages)

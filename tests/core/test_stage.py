@@ -93,9 +93,9 @@ def test_a_drafter_that_always_agrees_is_always_accepted(mode: Mode, num_drafter
     pipeline.begin(max_new_tokens=200)
     assert pipeline.run() == plain_output(200)
     for stage in pipeline.stages:
-        assert stage.stats.accepted == stage.stats.verified
-        assert stage.stats.rollbacks == 0
-    assert pipeline.stages[-1].stats.accepted > 0
+        assert stage.meter.stats.accepted == stage.meter.stats.verified
+        assert stage.meter.stats.rollbacks == 0
+    assert pipeline.stages[-1].meter.stats.accepted > 0
 
 
 @pytest.mark.parametrize("rule", list(Verification))
@@ -139,7 +139,7 @@ def test_the_ngram_drafter_drafts_in_its_consumers_process() -> None:
     expected = make_pipeline([emulated(vocab_size=4)], chain_configs(1))
     expected.begin(prompt=prompt, max_new_tokens=80)
     assert pipeline.run() == expected.run()
-    assert pipeline.stages[0].stats.verified > 0
+    assert pipeline.stages[0].meter.stats.verified > 0
 
 
 def test_in_lockstep_only_one_stage_has_work_at_a_time() -> None:
