@@ -2,85 +2,46 @@
 
 from __future__ import annotations
 
-import dataclasses
+import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass, field
+from contextlib import ExitStack
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
-
-import numpy as np
-import numpy.typing as npt
+from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar
 
 from autopipe.core.engine import Engine
-from autopipe.core.errors import AutoPipeError, ConfigError
+from autopipe.core.errors import ConfigError
 from autopipe.core.plan import Plan, StagePlan
 from autopipe.core.preflight import PlanInfo, Progress, check_plan, inspect_plan, toy_tokenizer
-from autopipe.core.request import RequestHandle, RowProcessor
+from autopipe.core.request import RequestHandle
 from autopipe.core.sampling import SamplingParams
-from autopipe.core.stats import RequestStats
-from autopipe.core.trace import write_trace
+from autopipe.generation import GenerationRequest, run_request
 from autopipe.inputs import require_no_padding, require_text, require_writable, sampling_params, single_row
+from autopipe.results import GenerationResult, StreamDelta
+from autopipe.tuned import warn_if_elsewhere
 
 if TYPE_CHECKING:
-    from autopipe.core.text import OutputText
+    from autopipe.core.telemetry import Sampler
+    from autopipe.policies import Policy, RuntimeController
+
+__all__ = ["AutoPipe", "GenerationResult", "Message", "StreamDelta"]
 
 Message = Mapping[str, Any]
+_Arguments = ParamSpec("_Arguments")
+_Returned = TypeVar("_Returned")
 
 
-@dataclass(slots=True)
-class GenerationResult:
-    """One finished generation.
+def _arguments_of(
+    other: Callable[Concatenate[AutoPipe, _Arguments], Any],
+) -> Callable[[Callable[..., _Returned]], Callable[Concatenate[AutoPipe, _Arguments], _Returned]]:
+    """Have a method take, and be documented with, the arguments of another one."""
 
-    Attributes:
-        text: the output, special tokens left out, cut before a stop string.
-        token_ids: the output tokens; when a stop string ended it, up to the token that completed the string.
-        finish_reason: `stop` (eos or stop string), `length` (max_new_tokens) or `cancelled`.
-        prompt_ids: the prompt as the target saw it.
-        logprobs: per output token, where asked for.
-    """
+    def decorate(method: Callable[..., _Returned]) -> Callable[Concatenate[AutoPipe, _Arguments], _Returned]:
+        returned = inspect.signature(method).return_annotation
+        method.__signature__ = inspect.signature(other).replace(return_annotation=returned)  # type: ignore[attr-defined]
+        return method
 
-    text: str
-    token_ids: list[int]
-    finish_reason: str
-    prompt_ids: list[int]
-    logprobs: list[Any] | None
-    stats: RequestStats
-    plan: Plan
-
-    @property
-    def prompt_tokens(self) -> int:
-        return len(self.prompt_ids)
-
-    @property
-    def sequences(self) -> list[list[int]]:
-        """Prompt and output in one list of one row, as `model.generate` returns them."""
-        return [self.prompt_ids + self.token_ids]
-
-    def to_dict(self) -> dict[str, Any]:
-        """The object that `autopipe run --json` prints."""
-        data: dict[str, Any] = {
-            "text": self.text,
-            "token_ids": self.token_ids,
-            "finish_reason": self.finish_reason,
-            "usage": {"prompt_tokens": self.prompt_tokens, "completion_tokens": len(self.token_ids)},
-            "plan": self.plan.model_dump(mode="json", exclude_defaults=True),
-            "stats": self.stats.to_dict(),
-        }
-        if self.logprobs is not None:
-            data["logprobs"] = self.logprobs
-        return data
-
-
-@dataclass(slots=True)
-class StreamDelta:
-    """What one step added. The last has a `finish_reason` and the whole `result`."""
-
-    text: str = ""
-    token_ids: list[int] = field(default_factory=list)
-    logprobs: list[Any] | None = None
-    finish_reason: str | None = None
-    result: GenerationResult | None = None
+    return decorate
 
 
 class AutoPipe:
@@ -95,32 +56,44 @@ class AutoPipe:
         *,
         progress: Progress | None = None,
         check: Callable[[PlanInfo], None] = lambda info: None,
+        telemetry: bool | Sampler = True,
+        engine: Callable[..., Any] = Engine,
     ) -> None:
         """Load what `plan` needs. Prefer `from_plan` or `from_pretrained`.
 
         Args:
             progress: told, in a line of text, when a download or a conversion begins.
             check: called with what is known of the target before weights load; what it raises is raised.
+            telemetry: sample devices in the background, so that `stats` has energy and device figures, and show this
+                pipeline to `autopipe top`. A `Sampler` (running, and the caller's to stop) is used instead of the
+                process's own.
+            engine: what runs the plan: `Engine`, or a drop-in for it (`core.shared.SharedEngine`).
 
         Raises:
             ConfigError, ModelLoadError, UnsupportedModelError, TokenizerMismatchError: before weights load
                 wherever that can be told before.
         """
         loading: list[Future[Any]] = []
-        with ThreadPoolExecutor(1) as pool:
+        with ExitStack() as opened, ThreadPoolExecutor(1) as pool:
 
             def preflight() -> None:
                 info = inspect_plan(plan, progress=progress)
                 check(info)
                 self._eos_token_ids = info.eos_token_ids
                 loading.append(pool.submit(_load_tokenizer, plan))
+                warn_if_elsewhere(plan)
 
-            self.engine = Engine(plan, preflight=preflight)
-            try:
-                self.tokenizer: Any = loading[0].result()
-            except BaseException:
-                self.engine.close()
-                raise
+            self._sampler = _sampler(telemetry, opened)
+            self.engine: Engine = opened.enter_context(engine(plan, preflight=preflight))
+            self.tokenizer: Any = loading[0].result()
+            if telemetry is not False:
+                from autopipe.core.telemetry.announce import Announcer
+
+                opened.callback(Announcer(self.engine, self._sampler).close)
+            self.controller: RuntimeController | None = None
+            self._policy: str | Path | Policy | None = None
+            opened.callback(self.set_policy, None)
+            self._opened = opened.pop_all()
 
     @classmethod
     def from_plan(
@@ -129,19 +102,34 @@ class AutoPipe:
         *,
         progress: Progress | None = None,
         check: Callable[[PlanInfo], None] = lambda info: None,
+        telemetry: bool | Sampler = True,
+        policy: str | Path | Policy | None = None,
     ) -> AutoPipe:
-        """From a plan, or the YAML file that holds it; `progress` and `check` as for the constructor."""
-        return cls(plan if isinstance(plan, Plan) else Plan.load(plan), progress=progress, check=check)
+        """From a plan, or the YAML file that holds it; `policy` as for `set_policy`, the rest as for the constructor."""
+        loaded = plan if isinstance(plan, Plan) else Plan.load(plan)
+        made = cls(loaded, progress=progress, check=check, telemetry=telemetry)
+        try:
+            made.set_policy(policy)
+        except BaseException:
+            made.close()
+            raise
+        return made
 
     @classmethod
     def from_pretrained(
-        cls, target: str, drafters: Sequence[str | StagePlan] | None = None, **plan_fields: Any
+        cls,
+        target: str,
+        drafters: Sequence[str | StagePlan] | None = None,
+        *,
+        telemetry: bool | Sampler = True,
+        **plan_fields: Any,
     ) -> AutoPipe:
         """From model names.
 
         Args:
             target: hub id, folder, GGUF file or registry name.
             drafters: cheapest first; None: an n-gram drafter; []: plain decoding.
+            telemetry: as for the constructor.
             plan_fields: other fields of `Plan` (mode, exact, ...), and fields of the target's stage (dtype, device,
                 backend, threads, adapter, ...).
         """
@@ -154,12 +142,17 @@ class AutoPipe:
             if stage["model"] == "ngram":
                 stage.setdefault("window", 7)
         chain.append({"model": target, **stage_fields})
-        return cls(Plan.parse({"chain": chain, **plan_fields}))
+        return cls(Plan.parse({"chain": chain, **plan_fields}), telemetry=telemetry)
 
     @property
     def plan(self) -> Plan:
         """The plan in force."""
         return self.engine.plan
+
+    @property
+    def eos_token_ids(self) -> tuple[int, ...]:
+        """Ids that end the target's text."""
+        return self._eos_token_ids
 
     def apply(self, plan: Plan) -> None:
         """Put another plan with the same target in force; also while requests run, whose output does not change.
@@ -172,8 +165,38 @@ class AutoPipe:
         check_plan(plan)
         self.engine.apply(plan)
 
+    def set_policy(self, policy: str | Path | Policy | None) -> None:
+        """Have a policy choose among plans of this plan's drafters from now on, while requests run; output stays the same.
+
+        Args:
+            policy: `rules`, `bandit`, `planner`, `rl`, the folder of a trained policy, or a `Policy`; None: the plan in
+                force stays. What it does is in `controller.status()` and `controller.events`.
+
+        Raises:
+            ConfigError: no such policy.
+        """
+        if policy == self._policy:
+            return
+        if self.controller is not None:
+            self.controller.stop()
+            self.controller, self._policy = None, None
+        if policy is not None:
+            from autopipe.policies.attach import attach_policy
+
+            self.controller = attach_policy(self.engine, policy, tokenizer=self.tokenizer, sampler=self._sampler)
+            self._policy = policy
+
+    def save_ngrams(self, path: str | Path) -> int:
+        """Write what was learned online (`ngram: {online: true}`) as a table for `ngram.table`; return its size.
+
+        Raises:
+            AutoPipeError: the plan does not learn online, or the file cannot be written.
+        """
+        return self.engine.save_ngrams(path)
+
     def close(self) -> None:
-        self.engine.close()
+        """End the workers and the sampling. May be called more than once."""
+        self._opened.close()
 
     def __enter__(self) -> AutoPipe:
         return self
@@ -207,53 +230,9 @@ class AutoPipe:
             return list(self.tokenizer(require_text(text, "messages"), add_special_tokens=False)["input_ids"])
         return single_row(input_ids)
 
-    def generate(
-        self,
-        prompt: str | Any = None,
-        *,
-        messages: Sequence[Message] | None = None,
-        input_ids: Any = None,
-        attention_mask: Any = None,
-        streamer: Any = None,
-        logits_processor: Sequence[Callable[..., Any]] | None = None,
-        stopping_criteria: Sequence[Callable[..., Any]] | Callable[..., Any] | None = None,
-        trace: str | Path | None = None,
-        **options: Any,
-    ) -> GenerationResult:
-        """Generate to the end.
-
-        Args:
-            prompt: text; token ids or a tensor [1, n] are taken for `input_ids`, a list of mappings for `messages`.
-            attention_mask: as tokenizers return it with `input_ids`; all ones, as nothing is padded here.
-            streamer: a transformers streamer (`put`, `end`).
-            logits_processor: transformers LogitsProcessors, applied at every verified position on its own prefix.
-            stopping_criteria: transformers StoppingCriteria, asked after every token.
-            trace: write a Chrome trace (one lane per stage) to this file.
-            options: fields of `SamplingParams`; transformers' `do_sample`, `eos_token_id`, `stop_strings` too (and
-                `pad_token_id`, which has no effect).
-
-        Raises:
-            ConfigError, ContextLengthError: before anything runs.
-            TargetDiedError: the target's process died; call again to restart it.
-        """
-        deltas = self.stream(
-            prompt,
-            messages=messages,
-            input_ids=input_ids,
-            attention_mask=attention_mask,
-            streamer=streamer,
-            logits_processor=logits_processor,
-            stopping_criteria=stopping_criteria,
-            trace=trace,
-            **options,
-        )
-        *_, last = deltas
-        if last.result is None:
-            raise RuntimeError("a stream ended without a result")
-        return last.result
-
     def stream(
         self,
+        /,
         prompt: str | Any = None,
         *,
         messages: Sequence[Message] | None = None,
@@ -263,6 +242,7 @@ class AutoPipe:
         logits_processor: Sequence[Callable[..., Any]] | None = None,
         stopping_criteria: Sequence[Callable[..., Any]] | Callable[..., Any] | None = None,
         trace: str | Path | None = None,
+        policy: str | Path | Policy | None = None,
         **options: Any,
     ) -> Iterator[StreamDelta]:
         """Like `generate`, as an iterator. Bad input raises in this call; the request starts with the first `next`.
@@ -276,81 +256,45 @@ class AutoPipe:
         ids = self.encode(prompt, messages=messages, input_ids=input_ids)
         if attention_mask is not None:
             require_no_padding(attention_mask, len(ids))
-        params = sampling_params(options)
-        if trace is not None:
-            require_writable(trace, "trace")
-        self.engine.check_request(ids, params)
-        processor = _row_processor(logits_processor) if logits_processor else None
-        criteria = _as_list(stopping_criteria)
-        return self._run(ids, params, processor, streamer, criteria, trace)
-
-    def _run(
-        self,
-        ids: list[int],
-        params: SamplingParams,
-        processor: RowProcessor | None,
-        streamer: Any,
-        criteria: list[Callable[..., Any]],
-        trace: str | Path | None,
-    ) -> Iterator[StreamDelta]:
-        from autopipe.core.text import OutputText
-
-        output = OutputText(self.tokenizer, params.stop)
-        pieces: list[str] = []
-        token_ids: list[int] = []
-        logprobs: list[Any] | None = None if params.num_logprobs is None else []
-        stopped = False
-        handle: RequestHandle | None = None
-        num_received, ran_ahead, last_token_s = 0, False, None
-        try:
-            if streamer is not None:
-                _put(streamer, ids)
-            handle = self.engine.submit(
-                ids, params, eos_token_ids=self._eos_token_ids, processor=processor, trace=trace is not None
-            )
-            for block in handle:
-                last_token_s = handle.last_token_s
-                num_received += len(block.token_ids)
-                ran_ahead = handle.num_tokens > num_received
-                text, count, stopped = _take(output, criteria, ids + token_ids, block.token_ids)
-                if stopped:
-                    handle.cancel()
-                kept = block.token_ids[:count]
-                kept_logprobs = None if block.logprobs is None else block.logprobs[:count]
-                token_ids += kept
-                pieces.append(text)
-                if logprobs is not None:
-                    logprobs += kept_logprobs or []
-                if streamer is not None:
-                    _put(streamer, kept)
-                yield StreamDelta(text, kept, kept_logprobs)
-                if stopped:
-                    break
-            outcome = handle.outcome()
-        finally:
-            if handle is not None:
-                handle.cancel()
-            if streamer is not None:
-                streamer.end()
-        stats = outcome.stats
-        if stopped and not ran_ahead and last_token_s is not None:
-            stats = _until(stats, handle, last_token_s, len(token_ids))
-        pieces.append(output.finish())
-        result = GenerationResult(
-            text="".join(pieces),
-            token_ids=token_ids,
-            finish_reason="stop" if stopped or output.stopped else outcome.finish_reason,
-            prompt_ids=ids,
-            logprobs=logprobs,
-            stats=stats,
-            plan=self.plan,
+        request = GenerationRequest(
+            ids,
+            sampling_params(options),
+            eos_token_ids=self._eos_token_ids,
+            processors=logits_processor or (),
+            streamer=streamer,
+            criteria=_as_list(stopping_criteria),
+            trace=trace,
         )
         if trace is not None:
-            try:
-                write_trace(trace, outcome.trace)
-            except OSError as error:
-                raise AutoPipeError(f"the trace cannot be written: {error}") from error
-        yield StreamDelta(pieces[-1], finish_reason=result.finish_reason, result=result)
+            require_writable(trace, "trace")
+        self.engine.check_request(ids, request.params)
+        if policy is not None:
+            self.set_policy(policy)
+        return run_request(self.engine, self.tokenizer, request, self._sampler)
+
+    @_arguments_of(stream)
+    def generate(self, *arguments: Any, **options: Any) -> GenerationResult:
+        """Generate to the end.
+
+        Args:
+            prompt: text; token ids or a tensor [1, n] are taken for `input_ids`, a list of mappings for `messages`.
+            attention_mask: as tokenizers return it with `input_ids`; all ones, as nothing is padded here.
+            streamer: a transformers streamer (`put`, `end`).
+            logits_processor: transformers LogitsProcessors, applied at every verified position on its own prefix.
+            stopping_criteria: transformers StoppingCriteria, asked after every token.
+            trace: write a Chrome trace (one lane per stage) to this file.
+            policy: as for `set_policy`, from this request on; None: as it is.
+            options: fields of `SamplingParams`; transformers' `do_sample`, `eos_token_id`, `stop_strings` too (and
+                `pad_token_id`, which has no effect).
+
+        Raises:
+            ConfigError, ContextLengthError: before anything runs.
+            TargetDiedError: the target's process died; call again to restart it.
+        """
+        *_, last = self.stream(*arguments, **options)
+        if last.result is None:
+            raise RuntimeError("a stream ended without a result")
+        return last.result
 
     def submit(self, ids: Sequence[int], params: SamplingParams) -> RequestHandle:
         """Queue token ids and get the raw handle: for servers and tools that do their own text handling."""
@@ -365,53 +309,20 @@ def _load_tokenizer(plan: Plan) -> Any:
     return load_tokenizer(resolve(plan.target.model), trust_remote_code=plan.target.trust_remote_code)
 
 
-def _row_processor(processors: Sequence[Callable[..., Any]]) -> RowProcessor:
-    def process(prefix: list[int], row: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
-        import torch
+def _sampler(telemetry: bool | Sampler, opened: ExitStack) -> Sampler | None:
+    """The sampler to use; one that is shared with the rest of the process is given back with `opened`."""
+    if isinstance(telemetry, bool):
+        if not telemetry:
+            return None
+        from autopipe.core.telemetry import SamplerLease
 
-        ids, scores = torch.tensor([prefix]), torch.from_numpy(row)[None]  # [1, length], [1, vocab]
-        for processor in processors:
-            scores = processor(ids, scores)
-        return scores[0].float().numpy()
-
-    return process
+        lease = SamplerLease()
+        opened.callback(lease.close)
+        return lease.sampler
+    return telemetry
 
 
 def _as_list(criteria: Any) -> list[Callable[..., Any]]:
     if criteria is None:
         return []
     return list(criteria) if isinstance(criteria, Sequence) else [criteria]
-
-
-def _take(
-    output: OutputText, criteria: list[Callable[..., Any]], before: list[int], new: list[int]
-) -> tuple[str, int, bool]:
-    """Text of the `new` tokens, how many of them count, and whether the output ends there."""
-    if not criteria:
-        delta = output.push(new)
-        return delta.text, delta.num_tokens_used, delta.stopped
-    import torch
-
-    pieces = []
-    for count in range(1, len(new) + 1):
-        delta = output.push([new[count - 1]])
-        pieces.append(delta.text)
-        ids = torch.tensor([before + new[:count]])  # [1, length]
-        if delta.stopped or any(bool(torch.as_tensor(criterion(ids, None)).any()) for criterion in criteria):
-            return "".join(pieces), count, True
-    return "".join(pieces), len(new), False
-
-
-def _put(streamer: Any, token_ids: list[int]) -> None:
-    import torch
-
-    if token_ids:
-        streamer.put(torch.tensor(token_ids))
-
-
-def _until(stats: RequestStats, handle: RequestHandle, last_token_s: float, num_tokens: int) -> RequestStats:
-    """`stats` with times that end at a token on which the caller stopped, not where the engine heard of it."""
-    first = handle.first_token_s if handle.first_token_s is not None else last_token_s
-    begun = handle.begun_s if handle.begun_s is not None else handle.submitted_s
-    per_token_s = (last_token_s - first) / (num_tokens - 1) if num_tokens > 1 else first - begun
-    return dataclasses.replace(stats, total_s=last_token_s - handle.submitted_s, ms_per_token=1e3 * per_token_s)

@@ -20,7 +20,7 @@ import statistics
 import tempfile
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -122,13 +122,16 @@ def check_live(options: argparse.Namespace) -> list[dict[str, Any]]:
     prompts = [list(prompt.prompt_ids) for prompt in chosen_prompts(profile, kinds)]
     requests = sim_requests(profile, kinds)
     rows: list[dict[str, Any]] = []
-    plans = live_plans(drafter)
+    plans = {name: plan for name, plan in live_plans(drafter).items() if options.only in name}
     predicted = {name: simulate(sim_chain(profile, plan, kinds), requests) for name, plan in plans.items()}
     plain_predicted = simulate(sim_chain(profile, whole.replace(mode=Mode.PLAIN), kinds), requests)
     params = SamplingParams(max_new_tokens=profile.settings.max_new_tokens)
     live: dict[str, list[Run]] = {name: [] for name in plans}
     plain: dict[str, list[Run]] = {name: [] for name in plans}
     idle = whole.replace(mode=Mode.PLAIN)
+    if options.runs and Path(options.runs).exists():
+        for kept, found in zip((live, plain), json.loads(Path(options.runs).read_text()), strict=True):
+            kept.update({name: [Run(*run) for run in runs] for name, runs in found.items()})
     with Engine(idle) as engine:
         _run(engine, prompts[0], params, eos)
         for _ in range(options.repeats):
@@ -138,6 +141,12 @@ def check_live(options: argparse.Namespace) -> list[dict[str, Any]]:
                     plain[name].append(_run(engine, prompt, params, eos))
                     engine.apply(plan)
                     live[name].append(_run(engine, prompt, params, eos))
+    if options.runs:
+        Path(options.runs).write_text(
+            json.dumps(
+                [{name: [astuple(run) for run in runs] for name, runs in kept.items()} for kept in (live, plain)]
+            )
+        )
     for name in plans:
         ours, measured = _decode_ms(predicted[name], len(requests)), _fastest_ms(live[name], len(prompts))
         ours_plain, measured_plain = _decode_ms(plain_predicted, len(requests)), _fastest_ms(plain[name], len(prompts))
@@ -238,6 +247,8 @@ def check_emulated(options: argparse.Namespace) -> list[dict[str, Any]]:
     overhead_s = _emulated_overhead_s()
     rows = []
     for name, plan in emulated_plans(options.seed).items():
+        if options.only not in name:
+            continue
         chain = chain_from_plan(plan, prompt_tokens=len(prompt), output_tokens=tokens, overhead_s=overhead_s)
         predicted = simulate(chain, [SimRequest(tokens, len(prompt))])
         with Engine(plan) as engine:
@@ -296,6 +307,8 @@ def main() -> None:
     parser.add_argument("--prompts", nargs="+", default=["humaneval:4", "chat:4"])
     parser.add_argument("--tokens", type=int, default=96, help="output tokens per prompt (emulated: per run)")
     parser.add_argument("--repeats", type=int, default=1, help="live: runs of every plan; the fastest counts")
+    parser.add_argument("--only", default="", metavar="TEXT", help="only plans with this text in their name")
+    parser.add_argument("--runs", help="live: file to which measured runs are added; those of earlier calls count too")
     parser.add_argument("--kind", nargs="*", help="live: only the profile's prompts of these kinds")
     parser.add_argument("--seed", type=int, default=3, help="emulated: of text and agreement")
     parser.add_argument("--json", action="store_true", help="also print one JSON object")

@@ -3,9 +3,10 @@
     python scripts/telemetry_overhead.py                       # a loop that keeps every core busy
     python scripts/telemetry_overhead.py --plan default        # generation with a plan: `default` or a YAML file
 
-Prints, with a 95% interval from resampling pairs of blocks, by how much sampling slows the work down. One
-sampling costs less than most machines' noise, so each sweep reads its sources many times over (--amplify), and the
-result is divided by that; the processor time of a sweep is a second, independent figure.
+Prints, with a 95% interval from resampling pairs of blocks, by how much telemetry slows the work down: sampling, and
+with --plan also announcing the engine to `autopipe top`. Both cost less than most machines' noise, so each sweep reads
+its sources many times over and the engine is announced as many times (--amplify), and the result is divided by that;
+the processor time of a sweep is a second, independent figure.
 """
 
 from __future__ import annotations
@@ -14,12 +15,18 @@ import argparse
 import json
 import random
 import statistics
+import tempfile
 import time
 from collections.abc import Callable
 from contextlib import ExitStack
-from typing import Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from autopipe.core.telemetry import DeviceSnapshot, Sampler, TelemetrySource, default_sources
+from autopipe.core.telemetry.announce import Announcer
+
+if TYPE_CHECKING:
+    from autopipe.core.engine import Engine
 
 RESAMPLES = 2000
 
@@ -47,8 +54,8 @@ class Amplified(TelemetrySource):
         return self._source.read()
 
 
-def loop_work() -> Callable[[float], float]:
-    """Gives a function: seconds -> matrix products per second, on all cores."""
+def loop_work() -> tuple[Callable[[float], float], None]:
+    """Gives a function: seconds -> matrix products per second, on all cores; there is no engine."""
     import torch
 
     a, b = torch.randn(384, 384), torch.randn(384, 384)
@@ -60,17 +67,17 @@ def loop_work() -> Callable[[float], float]:
             count += 1
         return count / passed_s
 
-    return work
+    return work, None
 
 
-def generation_work(plan: str, stack: ExitStack) -> Callable[[float], float]:
-    """Gives a function: seconds -> output tokens per second."""
+def generation_work(plan: str, stack: ExitStack) -> tuple[Callable[[float], float], Engine]:
+    """Gives a function: seconds -> output tokens per second, and the engine that it uses."""
     from importlib.resources import files
 
     from autopipe.api import AutoPipe
 
     path = str(files("autopipe") / "plans" / "default.yaml") if plan == "default" else plan
-    pipe = stack.enter_context(AutoPipe.from_plan(path))
+    pipe = stack.enter_context(AutoPipe.from_plan(path, telemetry=False))
 
     def work(seconds: float) -> float:
         num_tokens, begin_s = 0, time.perf_counter()
@@ -79,7 +86,7 @@ def generation_work(plan: str, stack: ExitStack) -> Callable[[float], float]:
             num_tokens += len(result.token_ids)
         return num_tokens / passed_s
 
-    return work
+    return work, pipe.engine
 
 
 def sweep_cost() -> dict[str, Any]:
@@ -107,7 +114,7 @@ def sweep_cost() -> dict[str, Any]:
 
 
 def slow_down(
-    work: Callable[[float], float], pairs: int, block_s: float, interval_s: float, amplify: int
+    work: Callable[[float], float], engine: Engine | None, pairs: int, block_s: float, interval_s: float, amplify: int
 ) -> dict[str, Any]:
     """Compare `pairs` of blocks with and without sampling; which comes first alternates."""
     ratios = []
@@ -120,6 +127,10 @@ def slow_down(
                     sources = [Amplified(source, amplify) for source in default_sources()]
                     sampler = stack.enter_context(Sampler(sources, interval_s=interval_s, cpu_budget=1.0))
                     sampler.wait(10.0)
+                    if engine is not None:
+                        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="autopipe-overhead-")))
+                        for _ in range(amplify):
+                            stack.callback(Announcer(engine, sampler, folder).close)
                 speeds[sampled] = work(block_s)
         ratios.append(speeds[False] / speeds[True] - 1)
     generator = random.Random(0)
@@ -141,8 +152,8 @@ def main() -> None:
     parser.add_argument("--amplify", type=int, default=50, help="readings in one sweep")
     options = parser.parse_args()
     with ExitStack() as stack:
-        work = generation_work(options.plan, stack) if options.plan else loop_work()
-        answer = slow_down(work, options.pairs, options.block_s, options.interval_s, options.amplify)
+        work, engine = generation_work(options.plan, stack) if options.plan else loop_work()
+        answer = slow_down(work, engine, options.pairs, options.block_s, options.interval_s, options.amplify)
     answer["work"] = f"generation with {options.plan}" if options.plan else "matrix products"
     answer["interval_s"] = options.interval_s
     answer["sweep"] = sweep_cost()

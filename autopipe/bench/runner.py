@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
 
 from autopipe.bench.arms import Arm, ArmMissingError, PipelineArm
 from autopipe.bench.report import PLAIN, Row, Sample, make_rows
 from autopipe.core.sampling import SamplingParams
+
+if TYPE_CHECKING:
+    from autopipe.core.telemetry import Sampler
 
 WARM_UP_TOKENS = 16
 
@@ -36,11 +40,15 @@ def run_bench(
     repeat: int = 1,
     advance: Advance = lambda name: None,
     clock: Clock = time.perf_counter,
+    sampler: Sampler | None = None,
 ) -> list[Row]:
     """Measure prepared arms on prompts (token ids each); one row per arm, in their order.
 
     Each arm first continues the first prompt by a few tokens, unmeasured. Then for every prompt and repeat
     all arms take their turn, starting with another one each time.
+
+    Args:
+        sampler: where energy and device figures come from; None: they stay None.
     """
     short = sampling.replace(max_new_tokens=min(WARM_UP_TOKENS, sampling.max_new_tokens), min_new_tokens=0)
     for arm in arms:
@@ -51,7 +59,7 @@ def run_bench(
         for _ in range(repeat):
             for arm in [*arms[turn % len(arms) :], *arms[: turn % len(arms)]]:
                 advance(arm.name)
-                samples[arm.name].append(_measure(arm, index, ids, sampling, clock))
+                samples[arm.name].append(_measure(arm, index, ids, sampling, clock, sampler))
             turn += 1
     noisy = {arm.name for arm in arms if arm.draws_own_noise and not sampling.greedy}
     plain = next((arm for arm in arms if arm.name == PLAIN and isinstance(arm, PipelineArm)), None)
@@ -62,9 +70,14 @@ def run_bench(
     return make_rows(samples, comparable=lambda name: name not in noisy, gap_at=gap_at)
 
 
-def _measure(arm: Arm, index: int, ids: Sequence[int], sampling: SamplingParams, clock: Clock) -> Sample:
+def _measure(
+    arm: Arm, index: int, ids: Sequence[int], sampling: SamplingParams, clock: Clock, sampler: Sampler | None
+) -> Sample:
     if isinstance(arm, PipelineArm):
         arm.engine()  # arms that share an engine switch its plan here, outside the measurement
+    meter = None if sampler is None else sampler.measure_use()
     start = clock()
     output = arm.generate(ids, sampling)
-    return Sample(index, output.token_ids, clock() - start, output.acceptance_length)
+    seconds = clock() - start
+    use = None if meter is None else meter.stop(len(output.token_ids))
+    return Sample(index, output.token_ids, seconds, output.acceptance_length, use)

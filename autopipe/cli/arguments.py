@@ -30,7 +30,8 @@ Drafters = Annotated[
         "--drafter",
         metavar="MODEL",
         rich_help_panel=_PIPELINE,
-        help="A cheaper model that drafts, or `ngram`, or `none`. Repeat for a longer chain, cheapest first.",
+        help="A cheaper model that drafts; or `MODEL@ADAPTER`, layers of the target with an adapter (see `autopipe "
+        "drafts distill`); or `ngram`, or `none`. Repeat for a longer chain, cheapest first.",
     ),
 ]
 Mode = Annotated[
@@ -75,7 +76,12 @@ Backend = Annotated[
 ]
 Dtype = Annotated[
     str | None,
-    typer.Option("--dtype", metavar="TYPE", rich_help_panel=_PIPELINE, help="`bf16`, `fp32`, `fp16` or `auto`."),
+    typer.Option(
+        "--dtype",
+        metavar="TYPE",
+        rich_help_panel=_PIPELINE,
+        help="`bf16`, `fp32`, `fp16`, `auto`; `int8`, `int4`: faster, another output (see `autopipe bench`).",
+    ),
 ]
 Device = Annotated[
     str | None,
@@ -190,5 +196,12 @@ Logprobs = Annotated[
         metavar="N",
         rich_help_panel=_SAMPLING,
         help="With --json: log-probabilities of the chosen and the N likeliest tokens.",
+    ),
+]
+Telemetry = Annotated[
+    bool,
+    typer.Option(
+        "--telemetry/--no-telemetry",
+        help="Sample devices in the background: energy per token and device figures in --json, `autopipe top`.",
     ),
 ]

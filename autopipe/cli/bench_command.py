@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from autopipe.bench.arms import Arm, EnginePool, PipelineArm
+from autopipe.bench.encode import encode_prompt, load_tokenizer
 from autopipe.bench.machine import describe_machine, usable_cores
 from autopipe.bench.prompts import Prompt, load_prompts
 from autopipe.bench.report import Row
@@ -24,6 +25,8 @@ from autopipe.core.sampling import SamplingParams
 
 if TYPE_CHECKING:
     from autopipe.api import AutoPipe
+    from autopipe.bench.precision import OutputChange
+    from autopipe.core.telemetry import Sampler
 
 
 def bench(
@@ -34,6 +37,7 @@ def bench(
     options: PlanOptions,
     sampling: SamplingParams,
     json_output: bool,
+    telemetry: bool = True,
 ) -> None:
     """Measure the arms of `compare` on a prompt set; print a table, or one JSON object.
 
@@ -47,7 +51,10 @@ def bench(
     threads = options.threads if options.threads is not None else usable_cores()
     base = build_plan(options)
     plans = arm_plans(specs, options, threads)
-    with bench_session(specs, plans, base, threads, options, sampling) as (arms, encode):
+    with (
+        sampling_devices(telemetry) as sampler,
+        bench_session(specs, plans, base, threads, options, sampling, telemetry) as (arms, encode),
+    ):
         ids = [encode(prompt) for prompt in prompt_set]
         ready, missing = prepare_arms(arms)
         for name, reason in missing.items():
@@ -55,16 +62,51 @@ def bench(
         if not ready:
             raise ConfigError("--compare", compare, "at least one arm that can run here")
         with progress(len(ids) * repeat * len(ready)) as advance:
-            measured = {row.name: row for row in run_bench(ready, ids, sampling, repeat=repeat, advance=advance)}
+            measured = {
+                row.name: row
+                for row in run_bench(ready, ids, sampling, repeat=repeat, advance=advance, sampler=sampler)
+            }
     rows = [measured.get(spec.label, Row(spec.label)) for spec in specs]
+    changes = output_changes([plan for label, plan in plans.items() if label in measured], ids, threads, sampling)
     if json_output:
         machine = {**describe_machine(), "threads": threads, "missing": missing}
         plan = base.model_dump(mode="json", exclude_none=True)
-        print(json.dumps({"rows": [row.to_dict() for row in rows], "machine": machine, "plan": plan}))
+        result = {"rows": [row.to_dict() for row in rows], "machine": machine, "plan": plan}
+        print(json.dumps({**result, "output_changes": [change.to_dict() for change in changes]}))
     else:
         from autopipe.cli import show
 
         show.bench_rows(rows, missing)
+        for change in changes:
+            show.console().print(change.sentence(), markup=False)
+
+
+def output_changes(
+    plans: Sequence[Plan], prompts: Sequence[Sequence[int]], threads: int, sampling: SamplingParams
+) -> list[OutputChange]:
+    """What quantising does to the output of each quantised target among `plans`."""
+    from autopipe.bench.precision import QUANTISED, measure_change
+
+    targets = {repr(plan.target.identity()): plan.target for plan in plans if plan.target.dtype in QUANTISED}
+    return [
+        measure_change(target, prompts, threads=threads, max_new_tokens=sampling.max_new_tokens, advance=say)
+        for target in targets.values()
+    ]
+
+
+@contextmanager
+def sampling_devices(wanted: bool) -> Iterator[Sampler | None]:
+    """The process's sampler, where it is wanted."""
+    if not wanted:
+        yield None
+        return
+    from autopipe.core.telemetry import SamplerLease
+
+    lease = SamplerLease()
+    try:
+        yield lease.sampler
+    finally:
+        lease.close()
 
 
 @contextmanager
@@ -75,6 +117,7 @@ def bench_session(
     threads: int,
     options: PlanOptions,
     sampling: SamplingParams,
+    telemetry: bool = True,
 ) -> Iterator[tuple[list[Arm], Callable[[Prompt], list[int]]]]:
     """Arms, not loaded yet, and a function that turns a prompt into ids the same way for all of them."""
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
@@ -83,7 +126,7 @@ def bench_session(
 
     def open_named(plan: Plan) -> AutoPipe:
         with naming_options(options, plan):
-            return open_pipe(plan, check=lambda info: require_context(info, sampling))
+            return open_pipe(plan, check=lambda info: require_context(info, sampling), telemetry=telemetry)
 
     pool = EnginePool(open_named)
     models = TransformersModels(threads)
@@ -104,7 +147,7 @@ def bench_session(
     def encode(prompt: Prompt) -> list[int]:
         if not tokenizer:
             with naming_options(options, base):
-                tokenizer.append(load_tokenizer(base))
+                tokenizer.append(load_tokenizer(base, progress=say))
         if base.target.is_emulated and prompt.messages is not None:
             prompt = Prompt(prompt.name, text="\n".join(message["content"] for message in prompt.messages))
         return encode_prompt(prompt, tokenizer[0])
@@ -116,33 +159,6 @@ def bench_session(
             arm.close()
         models.close()
         pool.close()
-
-
-def load_tokenizer(plan: Plan) -> Any:
-    """The target's tokenizer; for an emulated target a toy, in which bytes are tokens."""
-    if plan.target.is_emulated:
-        from autopipe.core.preflight import toy_tokenizer
-
-        return toy_tokenizer()
-    from autopipe.core.models.loading import load_tokenizer as load
-    from autopipe.core.models.spec import resolve
-
-    source = resolve(plan.target.model, f"chain.{len(plan.chain) - 1}.model")
-    return load(source, trust_remote_code=plan.target.trust_remote_code, progress=say)
-
-
-def encode_prompt(prompt: Prompt, tokenizer: Any) -> list[int]:
-    """Token ids of a prompt, as `AutoPipe.encode` makes them: messages go through the chat template.
-
-    Raises:
-        ConfigError: messages, and a tokenizer without a chat template.
-    """
-    if prompt.messages is None:
-        return [int(token) for token in tokenizer(prompt.text)["input_ids"]]
-    if not getattr(tokenizer, "chat_template", None):
-        raise ConfigError("--prompts", prompt.name, "raw prompts: this target's tokenizer has no chat template")
-    text = tokenizer.apply_chat_template(list(prompt.messages), tokenize=False, add_generation_prompt=True)
-    return [int(token) for token in tokenizer(text, add_special_tokens=False)["input_ids"]]
 
 
 def arm_plans(specs: Sequence[ArmSpec], options: PlanOptions, threads: int) -> dict[str, Plan]:

@@ -36,6 +36,8 @@ Examples:
 Then: `autopipe simulate --profile profile.json --plan other.yaml`
 """
 
+_UNSTEADY = 0.15
+"""With this share of unsteady times the user is told."""
 DEFAULT_PROMPTS = ("humaneval:8", "chat:8")
 _KINDS = {"humaneval": "code", "chat": "chat", "summarize": "summarize"}
 
@@ -174,7 +176,7 @@ def read_prompts(prompt_sets: Sequence[str]) -> list[tuple[str, Any]]:
 
 def encode(chosen: Sequence[tuple[str, Any]], plan: Plan) -> list[ProfilePrompt]:
     """Token ids of the prompts, as the target gets them."""
-    from autopipe.cli.bench_command import encode_prompt, load_tokenizer
+    from autopipe.bench.encode import encode_prompt, load_tokenizer
     from autopipe.profile import ProfilePrompt
 
     tokenizer = load_tokenizer(plan)
@@ -234,3 +236,9 @@ def show(found: Profile, out: Path) -> None:
         f"({offered / tokens:.1f} drafts offered at each); measured in {found.took_s:.0f} s",
         file=sys.stderr,
     )
+    if found.unsteady_share > _UNSTEADY:
+        print(
+            f"note: {found.unsteady_share:.0%} of the times vary by more than a fifth; something else computed, so "
+            "predictions will be off: measure again on an idle machine.",
+            file=sys.stderr,
+        )

@@ -28,6 +28,7 @@ def run(
     show_stats: bool = False,
     trace: Path | None = None,
     json_output: bool = False,
+    telemetry: bool = True,
 ) -> None:
     """Stream the answer to `prompt` to stdout, a summary to stderr; or print one JSON object to stdout.
 
@@ -36,6 +37,7 @@ def run(
         chat: apply the chat template; None: if the target's tokenizer has one.
         show_stats: a table of stages on stderr.
         trace: where to write a Chrome trace.
+        telemetry: sample devices meanwhile.
 
     Raises:
         ConfigError: a bad option, nothing to prompt with or not text, or `trace` cannot be written; before anything
@@ -47,7 +49,7 @@ def run(
     if trace is not None:
         require_writable(trace, "--trace")
     with naming_options(options, plan):
-        pipe = open_pipe(plan, check=lambda info: require_context(info, sampling))
+        pipe = open_pipe(plan, check=lambda info: require_context(info, sampling), telemetry=telemetry)
     with pipe:
         if chat is None:
             chat = bool(getattr(pipe.tokenizer, "chat_template", None))
@@ -82,11 +84,11 @@ def read_prompt(prompt: str) -> str:
     return require_text(text, "PROMPT")
 
 
-def open_pipe(plan: Plan, *, check: Callable[[PlanInfo], None]) -> AutoPipe:
+def open_pipe(plan: Plan, *, check: Callable[[PlanInfo], None], telemetry: bool = True) -> AutoPipe:
     """Load the plan's models. Apart, so that tests can put a fake in its place."""
     from autopipe.api import AutoPipe
 
-    return AutoPipe.from_plan(plan, check=check, progress=say)
+    return AutoPipe.from_plan(plan, check=check, progress=say, telemetry=telemetry)
 
 
 def say(line: str) -> None:

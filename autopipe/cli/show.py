@@ -38,6 +38,8 @@ def summary(result: GenerationResult) -> None:
         f"{number(stats.acceptance_length)} tokens per verification",
         f"first token after {number(stats.ttft_s)} s",
     ]
+    if stats.energy is not None and stats.energy.total_j_per_token is not None:
+        parts.append(f"{number(stats.energy.total_j_per_token)} J/token")
     print(" · ".join(parts), file=sys.stderr)
     for fallback in stats.fallbacks:
         print(f"note: {fallback}", file=sys.stderr)
@@ -65,7 +67,7 @@ def stages(result: GenerationResult) -> None:
 def bench_rows(rows: Sequence[Row], missing: Mapping[str, str]) -> None:
     """The rows of a bench on stdout, and what is to be said about them."""
     table = Table()
-    headings = (
+    headings = [
         "arm",
         "ms/token",
         "min",
@@ -74,7 +76,10 @@ def bench_rows(rows: Sequence[Row], missing: Mapping[str, str]) -> None:
         "over transformers",
         "tokens/verify",
         "identical",
-    )
+    ]
+    with_energy = any(row.j_per_token is not None for row in rows)
+    if with_energy:
+        headings.append("J/token")
     for heading in headings:
         table.add_column(heading, justify="left" if heading == "arm" else "right", overflow="fold")
     for row in rows:
@@ -88,6 +93,7 @@ def bench_rows(rows: Sequence[Row], missing: Mapping[str, str]) -> None:
             number(row.speedup_over_transformers, unit="x"),
             number(row.acceptance_length),
             identical,
+            *([number(row.j_per_token)] if with_energy else []),
         )
     output = console()
     output.print(table)

@@ -25,7 +25,7 @@ _FIT_HELP = """Fit the simulator to some published PipeSpec runs and predict the
 
 TRACES is a `.jsonl` or `.jsonl.gz` with one run a line. A filter is KEY=V1,V2 with KEY `strategy`, `lookahead`
 or `models`; several must all match. Runs of plain decoding (`greedy`) always belong to the fit; what is fitted
-is never predicted.
+is never predicted. Only runs of two models can be simulated; others are named, and left out.
 
 Examples:
 
@@ -171,3 +171,7 @@ def show_fit(report: dict[str, Any]) -> None:
         f"{len(report['predictions'])} predictions from {len(report['fitted'])} runs; absolute error: median "
         f"{report['median_error']:.1%}, worst {report['worst_error']:.1%}"
     )
+    if report["left_out"]:
+        output.print(
+            f"left out (only runs of two models can be simulated): {', '.join(report['left_out'])}", markup=False
+        )

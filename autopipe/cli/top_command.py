@@ -1,4 +1,4 @@
-"""`autopipe top`: what the devices are doing."""
+"""`autopipe top`: what the devices and the running pipelines are doing."""
 
 from __future__ import annotations
 
@@ -6,9 +6,11 @@ from typing import Annotated
 
 import typer
 
-HELP = """Watch devices: load, memory, power, temperature, clocks, links. Ctrl-C ends it.
+HELP = """Watch devices and running pipelines. Ctrl-C ends it.
 
-What a device does not tell is left out. GPUs are those that CUDA_VISIBLE_DEVICES names.
+Devices: load, memory, power, temperature, clocks, links; what a device does not tell is left out. GPUs are those
+that CUDA_VISIBLE_DEVICES names. Pipelines: every one that you are running on this machine, in whatever process:
+plan, tokens per second, and of each stage acceptance, drafts waiting and how busy it is.
 
 Examples:
 
@@ -26,11 +28,12 @@ def top(
 
     with orderly_exit():
         from autopipe.core.errors import ConfigError
+        from autopipe.core.telemetry.pipelines import running_pipelines
         from autopipe.core.telemetry.top import run_top
 
         if not 0.1 <= interval <= 3600:
             raise ConfigError("--interval", interval, "0.1 to 3600 seconds")
-        run_top(interval_s=interval, once=once, as_json=json_output)
+        run_top(pipelines=running_pipelines, interval_s=interval, once=once, as_json=json_output)
 
 
 def register(app: typer.Typer) -> None:

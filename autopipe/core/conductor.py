@@ -59,6 +59,7 @@ class Conductor:
         self.fleet = Fleet(self.mailbox)
         self.kept: set[str] = set()
         self._waiting: deque[RequestHandle] = deque()
+        self._saving: dict[int, Future[int]] = {}
         self._switch = PlanSwitch(self.fleet, self._retire)
 
     @property
@@ -99,6 +100,9 @@ class Conductor:
             handle.put_outcome(error)
         self._waiting.clear()
         self._switch.drop(error)
+        for done in self._saving.values():
+            done.set_exception(error)
+        self._saving.clear()
         self.fleet.close()
 
     # -- requests -------------------------------------------------------------------------------------------
@@ -178,6 +182,25 @@ class Conductor:
             handle.put_outcome(error)
         self._waiting.clear()
 
+    # -- what was learned -----------------------------------------------------------------------------------
+
+    def save_ngrams(self, path: str, done: Future[int]) -> None:
+        """Have the stage behind the n-gram drafter write what was learned online; `done` gets the number of contexts."""
+        worker = self.fleet.workers.get(stage_keys(self.plan)[0])
+        if self.mailbox.closed or worker is None or worker.state is not WorkerState.READY:
+            done.set_exception(EngineClosedError("the stage that learns is not running"))
+            return
+        number = max(self._saving, default=0) + 1
+        self._saving[number] = done
+        worker.send({"type": "save-ngrams", "number": number, "path": path})
+
+    def _saved_ngrams(self, message: Message) -> None:
+        done = self._saving.pop(message["number"], None)
+        if done is not None and "error" in message:
+            done.set_exception(rebuild_error(message["error"], message["message"]))
+        elif done is not None:
+            done.set_result(message["contexts"])
+
     # -- plans ----------------------------------------------------------------------------------------------
 
     def start_plan(self, plan: Plan, done: Future[None]) -> None:
@@ -252,6 +275,8 @@ class Conductor:
             worker.outgrown = True
             self._note(f"stage {worker.name!r}: the text outgrew its context of {message['max_length']} tokens")
             self.fleet.configure(self.plan)
+        elif kind == "saved-ngrams":
+            self._saved_ngrams(message)
         elif kind == "note":
             self._note(f"stage {worker.name!r}: {message['text']}")
         elif kind == "ended":

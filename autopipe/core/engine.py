@@ -13,6 +13,7 @@ import threading
 import weakref
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
+from pathlib import Path
 
 from autopipe.core.chain import neural_names, stage_keys
 from autopipe.core.channel import Message
@@ -168,6 +169,23 @@ class Engine:
         except TimeoutError:
             self._mailbox.post(lambda: self._conductor.withdraw_plan(done))
             raise AutoPipeError(f"the plan is not in force after {seconds:g} s: its models are loading") from None
+
+    def save_ngrams(self, path: str | Path, timeout_s: float = 30.0) -> int:
+        """Write what the n-gram drafter learned online (`ngram.online`) as a table for `ngram.table`.
+
+        Returns:
+            The number of contexts written.
+
+        Raises:
+            AutoPipeError: the plan in force does not learn online, the file cannot be written, or no answer came.
+        """
+        done: Future[int] = Future()
+        target = str(Path(path).absolute())
+        self._mailbox.post(lambda: self._conductor.save_ngrams(target, done))
+        try:
+            return done.result(timeout_s)
+        except TimeoutError:
+            raise AutoPipeError(f"the stage that learns online has not answered for {timeout_s:g} s") from None
 
     def close(self) -> None:
         """End all workers and fail what waits. May be called more than once."""

@@ -32,6 +32,9 @@ class StageStats:
         overhead_s: seconds in which it had work, but was not computing.
         waiting_s: seconds without work.
         bytes_out: bytes published to its neighbours.
+        resend_bytes: what sending the whole sequence each time would have been.
+        vocabulary_bytes: what sending each of its draft distributions over the whole vocabulary would have been
+            (rejection sampling; 0 else).
     """
 
     name: str = ""
@@ -47,6 +50,8 @@ class StageStats:
     overhead_s: float = 0.0
     waiting_s: float = 0.0
     bytes_out: int = 0
+    resend_bytes: int = 0
+    vocabulary_bytes: int = 0
 
     def count_drafts(self, producer: str, verified: int, accepted: int) -> None:
         """Note a verification of drafts by the stage called `producer`."""
@@ -69,7 +74,12 @@ class StageStats:
 class StageReport:
     """One stage as users see it; `proposed` and `accepted` are of its own drafts, as its consumers judged them.
 
-    `acceptance_histogram`: tokens it emitted per verification -> how often.
+    Attributes:
+        acceptance_histogram: tokens it emitted per verification -> how often.
+        bytes_out: that it sent to its neighbours.
+        naive_bytes: what sending the whole sequence, and whole distributions where any travel, would have been.
+        bytes_per_token, naive_bytes_per_token: the same for each token it emitted; None if it emitted none.
+        bytes_saved: share of naive_bytes that did not travel, 0 to 1; None if there were none.
     """
 
     name: str
@@ -85,6 +95,18 @@ class StageReport:
     catch_up_s: float = 0.0
     overhead_s: float = 0.0
     bytes_out: int = 0
+    naive_bytes: int = 0
+    bytes_per_token: float | None = None
+    naive_bytes_per_token: float | None = None
+    bytes_saved: float | None = None
+
+    def rate_link(self) -> None:
+        """Fill in the figures that follow from bytes_out, naive_bytes and emitted."""
+        if self.emitted:
+            self.bytes_per_token = self.bytes_out / self.emitted
+            self.naive_bytes_per_token = self.naive_bytes / self.emitted
+        if self.naive_bytes:
+            self.bytes_saved = 1 - self.bytes_out / self.naive_bytes
 
 
 @dataclass(slots=True)
@@ -151,8 +173,10 @@ def report_stages(chain: list[StageStats]) -> list[StageReport]:
                 catch_up_s=stage.catch_up_s,
                 overhead_s=stage.overhead_s,
                 bytes_out=stage.bytes_out,
+                naive_bytes=stage.resend_bytes + stage.vocabulary_bytes,
             )
         )
+        reports[-1].rate_link()
     for report in reports:
         report.proposed, report.accepted = judged.get(report.name, [0, 0])
         report.acceptance_rate = report.accepted / report.proposed if report.proposed else None

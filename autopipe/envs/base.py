@@ -35,6 +35,30 @@ def action_space(codec: ActionCodec) -> spaces.MultiDiscrete:
     return spaces.MultiDiscrete(codec.sizes)
 
 
+def interval_info(interval: Interval) -> dict[str, Any]:
+    """What `info` says of an interval, whoever measured it; nothing in it is None or NaN."""
+    figures = interval.slots
+    info: dict[str, Any] = {
+        "num_tokens": interval.num_tokens,
+        "decode_tokens": interval.decode_tokens,
+        "decode_s": interval.decode_s,
+        "plain_s": interval.plain_s,
+        "queue": interval.queue,
+        "kind": interval.kind.value,
+        "agreement": interval.agreement,
+        "proposed": figures.proposed,
+        "accepted": figures.accepted,
+        "room": figures.room,
+        "rollbacks": figures.rollbacks,
+        "step_s": figures.step_s,
+    }
+    if interval.energy_j is not None:
+        info["energy_j"] = interval.energy_j
+    if interval.error is not None:
+        info["error"] = interval.error
+    return info
+
+
 class PipelineEnv(gymnasium.Env[Observation, NDArray[np.int64]]):
     """Base of `PipelineSimEnv` and `PipelineLiveEnv`; see there for the sections of the documentation.
 
@@ -187,13 +211,7 @@ class PipelineEnv(gymnasium.Env[Observation, NDArray[np.int64]]):
         """What a policy may learn from beside the observation; nothing in it is None or NaN."""
         interval = self._interval
         info: dict[str, Any] = {
-            "num_tokens": interval.num_tokens,
-            "decode_tokens": interval.decode_tokens,
-            "decode_s": interval.decode_s,
-            "plain_s": interval.plain_s,
-            "queue": interval.queue,
-            "kind": interval.kind.value,
-            "agreement": interval.agreement,
+            **interval_info(interval),
             "reward_terms": terms,
             "switched": decision.switched,
             "retuned": decision.retuned,
@@ -201,10 +219,6 @@ class PipelineEnv(gymnasium.Env[Observation, NDArray[np.int64]]):
             "action_in_force": self._action_in_force().copy(),
             "action_mask": self.action_masks(),
         }
-        if interval.energy_j is not None:
-            info["energy_j"] = interval.energy_j
-        if interval.error is not None:
-            info["error"] = interval.error
         return info
 
     def _frame(self) -> Frame:

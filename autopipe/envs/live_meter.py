@@ -10,7 +10,7 @@ import numpy as np
 from autopipe.core.engine import Engine
 from autopipe.core.plan import StagePlan
 from autopipe.core.stats import StageReport
-from autopipe.core.telemetry import DeviceSnapshot, EnergyMeter, Sampler
+from autopipe.core.telemetry import DeviceSnapshot, EnergyMeter, Sampler, SamplerLease
 from autopipe.envs.interval import DeviceFigures, Interval, SlotFigures
 from autopipe.envs.menu import Action, ActionCodec
 from autopipe.envs.stream import Block, RequestEnd
@@ -23,15 +23,17 @@ class LiveMeter:
     """Turns what the stream delivers into `Interval`s.
 
     Args:
-        telemetry: a running sampler, True for one of its own, False for none.
+        telemetry: a running sampler, True for the one that the process shares, False for none.
         device: telemetry's label of the target's device; None: guessed from its plan.
     """
 
     def __init__(self, engine: Engine, codec: ActionCodec, telemetry: Sampler | bool, device: str | None) -> None:
         self._engine = engine
         self._codec = codec
-        self._owns_sampler = telemetry is True
-        self._sampler = Sampler().start() if telemetry is True else telemetry or None
+        self._lease = SamplerLease() if telemetry is True else None
+        self._sampler: Sampler | None = None if isinstance(telemetry, bool) else telemetry
+        if self._lease is not None:
+            self._sampler = self._lease.sampler
         self._device = device
         self._plain_token_s: float | None = None
         self._plain_token_j: float | None = None
@@ -40,9 +42,15 @@ class LiveMeter:
         self._heard: dict[str, StageReport] = {}
 
     def close(self) -> None:
-        if self._owns_sampler and self._sampler is not None:
-            self._sampler.stop()
-            self._sampler = None
+        """Stop sampling, where it is this meter's own. May be called more than once."""
+        if self._lease is not None:
+            self._lease.close()
+        self._sampler = None
+
+    @property
+    def sampler(self) -> Sampler | None:
+        """Where telemetry comes from; None without telemetry."""
+        return self._sampler
 
     @property
     def calibrated(self) -> bool:
@@ -149,14 +157,20 @@ class LiveMeter:
         use = None if self._energy is None else self._energy.stop(interval.num_tokens)
         energy_j = None if use is None else use.total_j
         self.begin()
+        factor = self._load_factor()
         if plain and interval.decode_tokens:
-            self._plain_token_s = _mixed(self._plain_token_s, interval.decode_s / interval.decode_tokens)
+            self._plain_token_s = _mixed(self._plain_token_s, interval.decode_s / interval.decode_tokens / factor)
             if energy_j is not None and interval.num_tokens:
                 self._plain_token_j = _mixed(self._plain_token_j, energy_j / interval.num_tokens)
-        interval.plain_s = interval.decode_tokens * (self._plain_token_s or 0.0)
+        interval.plain_s = interval.decode_tokens * (self._plain_token_s or 0.0) * factor
         interval.energy_j = energy_j
         if self._plain_token_j is not None:
             interval.plain_energy_j = interval.num_tokens * self._plain_token_j
+
+    def _load_factor(self) -> float:
+        """How much longer plain decoding's step takes than with one request, where an engine shares its steps."""
+        ask = getattr(self._engine, "load_factor", None)
+        return 1.0 if ask is None else float(ask())
 
     def _progress(self) -> tuple[int, list[StageReport]] | None:
         """What the stages have done so far in the request under way, where the engine can say it."""

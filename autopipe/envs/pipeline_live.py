@@ -17,6 +17,7 @@ from autopipe.core.plan import Plan
 from autopipe.core.preflight import check_plan
 from autopipe.core.sampling import SamplingParams
 from autopipe.core.telemetry import Sampler
+from autopipe.core.telemetry.announce import Announcer
 from autopipe.envs.base import PipelineEnv, action_space
 from autopipe.envs.config import EnvConfig
 from autopipe.envs.interval import Interval
@@ -67,7 +68,8 @@ class PipelineLiveEnv(PipelineEnv):
     - `params`: `SamplingParams` of all requests; with temperature above 0 every request gets a seed of its own.
     - `num_requests`: requests of an episode; None: without end.
     - `engine`: an engine that runs already; it is then not closed with the environment.
-    - `telemetry`: a `Sampler` that runs already, True for one of its own, False for none.
+    - `telemetry`: a `Sampler` that runs already, True for the one that the process shares, False for none; unless it is
+      False, `autopipe top` shows the environment's own engine.
     - `device`: label of the target's device in telemetry (`cpu`, `cuda:0`); None: guessed.
     - `timeout_s`: how long to wait for a token before giving up.
     - `config`, `render_mode`: as in `PipelineSimEnv`; the timeline picture shows goodput alone, since a running engine
@@ -113,6 +115,9 @@ class PipelineLiveEnv(PipelineEnv):
         self._owns_engine = engine is None
         self._engine = engine or Engine(start)
         self._meter = LiveMeter(self._engine, self._codec, telemetry, device)
+        self._announcer: Announcer | None = None
+        if self._owns_engine and telemetry is not False:
+            self._announcer = Announcer(self._engine, self._meter.sampler)
         self._stream: GenerationStream | None = None
         self._action = self._codec.off()
         self._resident = self._start_chain()
@@ -129,6 +134,8 @@ class PipelineLiveEnv(PipelineEnv):
         if self._stream is not None:
             self._stream.stop()
             self._stream = None
+        if self._announcer is not None:
+            self._announcer.close()
         self._meter.close()
         if self._owns_engine:
             self._engine.close()

@@ -5,8 +5,10 @@ Symbols: `acceptance` (a): chance that a draft is accepted, independent between 
 drafts per verification; `forward_s(n)`: measured seconds of a forward of n tokens. The formulas count tokens
 per *step*; only divided by the measured time of a step do they compare configurations.
 
-Sources: Leviathan et al. 2023 (arXiv 2211.17192); PipeSpec (arXiv 2505.01572), section on its theory; the
-user's document on AutoPipe for `document_throughput`.
+Sources: Leviathan et al. 2023 (arXiv 2211.17192), by the numbers of its equations; McDanel et al. 2025, PipeSpec
+(arXiv 2505.01572), by theorem and by what a formula is called there, since its text was not at hand when this was
+written and the numbers of its equations could not be checked; the user's document on AutoPipe for
+`document_throughput`.
 """
 
 from __future__ import annotations
@@ -33,8 +35,9 @@ def expected_tokens(acceptance: float, window: int) -> float:
 def pipeline_fill(acceptance: float, window: int) -> float:
     """PipeSpec's rho = a / (1 - a^(g+1) + a): share of steps in which the verifier finds drafts waiting.
 
-    It is the steady state of a chain of two states: with drafts waiting, they wait again unless one of g + 1
-    is rejected (chance 1 - a^(g+1)); without, they wait at the next step with chance a.
+    The paper calls it the steady-state verification probability (of M_i, with the acceptance of M_i-1 by M_i). It
+    is that of a chain of two states: with drafts waiting, they wait again unless one of g + 1 is rejected (chance
+    1 - a^(g+1)); without, they wait at the next step with chance a.
 
     Raises:
         ConfigError: as `expected_tokens`.
@@ -46,13 +49,32 @@ def pipeline_fill(acceptance: float, window: int) -> float:
 def pipelined_tokens(acceptance: float, window: int) -> float:
     """PipeSpec's tokens per step: (1 - rho) + rho (1 - a^(g+1)) / (1 - a).
 
-    One token in the steps that find no drafts, `expected_tokens` in the others. Above 1 for any a > 0.
+    The paper's expected tokens per decoding step of a stage, and for the target the PipeSpec(P) of its Theorem 1,
+    which says that it is above 1 for any a > 0: one token in the steps that find no drafts, `expected_tokens` in
+    the others. It is also the speed-up over plain decoding where a verification takes as long as a step of one token.
 
     Raises:
         ConfigError: as `expected_tokens`.
     """
     rho = pipeline_fill(acceptance, window)
     return (1 - rho) + rho * expected_tokens(acceptance, window)
+
+
+def synchronous_tokens(acceptance: float, window: int, speed_ratio: float) -> float:
+    """Tokens per step of the target when it waits for its drafts: (1 - a^(g+1)) / ((1 - a) (g / c + 1)).
+
+    PipeSpec's SD(P), the synchronous pair it compares itself with; Leviathan et al., theorem 3.8, with cost
+    coefficient 1/c. It is also the speed-up over plain decoding where t(n) is constant.
+
+    Args:
+        speed_ratio: c, steps of the drafter in the time of one of the target.
+
+    Raises:
+        ConfigError: as `expected_tokens`, or a ratio that is not positive.
+    """
+    if not speed_ratio > 0:
+        raise ConfigError("speed_ratio", speed_ratio, "above 0")
+    return expected_tokens(acceptance, window) / (window / speed_ratio + 1)
 
 
 def plain_tokens_per_s(target: ForwardTime) -> float:
@@ -94,8 +116,7 @@ def pipelined_tokens_per_s(acceptance: float, window: int, drafter: ForwardTime,
 def synchronous_speedup(acceptance: float, window: int, drafter: ForwardTime, target: ForwardTime) -> float:
     """`lockstep_tokens_per_s` over plain decoding.
 
-    With t(n) constant and c = drafter(1) / target(1) it is the well-known (1 - a^(g+1)) / ((1 - a)(g c + 1))
-    (Leviathan et al., theorem 3.8).
+    With t(n) constant it is `synchronous_tokens`.
     """
     return lockstep_tokens_per_s(acceptance, window, drafter, target) / plain_tokens_per_s(target)
 

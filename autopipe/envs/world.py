@@ -14,6 +14,7 @@ from autopipe.envs.events import Conditions, conditions_at, next_change
 from autopipe.envs.interval import DeviceFigures, Interval
 from autopipe.envs.ledger import Ledger, Seating
 from autopipe.envs.menu import OFF, Action, ActionCodec, slots_of
+from autopipe.envs.prompt_kinds import PromptKind
 from autopipe.envs.scenario import GIGABYTE, Scenario
 from autopipe.envs.simulator import SimRequest, SimRun
 from autopipe.envs.workload import Arrivals, draw_requests
@@ -90,6 +91,12 @@ class SimWorld:
     def dead(self) -> int:
         """Bit mask of drafters that are gone."""
         return sum(1 << slot for slot, name in enumerate(self._names[:-1]) if name in self.conditions.dead)
+
+    @property
+    def upcoming_kind(self) -> PromptKind:
+        """Kind of the request under way, or of the next one where that is done: full information, for oracles."""
+        over = self._run is None or self._run.done
+        return self._requests[min(self._num_begun, len(self._requests) - 1)].kind if over else self._request.kind
 
     @property
     def memory_taken_bytes(self) -> int:

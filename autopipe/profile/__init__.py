@@ -1,5 +1,6 @@
 """Measure the stages of a chain once; then every plan over them can be simulated."""
 
+from autopipe.core.tuned import Machine
 from autopipe.profile.model import (
     SCHEMA_VERSION,
     Agreement,
@@ -7,7 +8,6 @@ from autopipe.profile.model import (
     Curves,
     EngineCosts,
     LatencyPoint,
-    Machine,
     Memory,
     NgramOffer,
     NgramReplay,

@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from autopipe.core.plan import StagePlan
-from autopipe.profile.model import Machine, Settings
+from autopipe.core.tuned import Machine
+from autopipe.profile.model import Settings
 
 
 def describe_machine() -> Machine:
@@ -33,11 +34,12 @@ def model_digest(stage: StagePlan) -> str:
         return digest(stage.emulated.model_dump(mode="json"))
     from autopipe.core.models.cache import file_digest
     from autopipe.core.models.loading import weight_files
+    from autopipe.core.models.shared_base import adapter_folder
     from autopipe.core.models.spec import resolve
 
     files = weight_files(resolve(stage.model))
     if stage.adapter is not None:
-        files = [*files, *sorted(Path(stage.adapter).glob("*.safetensors"))]
+        files = [*files, *sorted(Path(adapter_folder(stage.adapter)).glob("*.safetensors"))]
     return digest([file_digest(file) for file in files])
 
 

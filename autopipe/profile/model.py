@@ -15,6 +15,7 @@ from pydantic import Field
 from autopipe.core.config import UserModel
 from autopipe.core.errors import ConfigError
 from autopipe.core.plan import NgramOptions, Plan, StagePlan
+from autopipe.core.tuned import Machine
 
 SCHEMA_VERSION: Literal[1] = 1
 
@@ -22,18 +23,6 @@ Seconds = Annotated[float, Field(ge=0)]
 Count = Annotated[int, Field(ge=0)]
 Bits = Annotated[str, Field(pattern="^[01]*$")]
 """One character per output position: 1 where a drafter's pick is the target's token."""
-
-
-class Machine(UserModel):
-    """Where it was measured. `fingerprint` is a hash of the other fields."""
-
-    fingerprint: str
-    platform: str
-    cpu: str | None
-    cores: Count
-    memory_bytes: Count
-    gpus: tuple[str, ...]
-    libraries: dict[str, str | None]
 
 
 class Settings(UserModel):
@@ -222,6 +211,15 @@ class Profile(UserModel):
     def kinds(self) -> tuple[str, ...]:
         """Kinds of prompts, in order of first appearance."""
         return tuple(dict.fromkeys(prompt.kind for prompt in self.prompts))
+
+    @property
+    def unsteady_share(self) -> float:
+        """Share of the measured points whose 90th percentile is more than a fifth above the median.
+
+        Under a tenth on a machine that does nothing else; more says that something else was computing.
+        """
+        points = [point for stage in self.stages for curves in stage.curves for point in curves.verify]
+        return sum(point.p90_s > 1.2 * point.seconds for point in points) / len(points)
 
     @property
     def target(self) -> StageProfile:

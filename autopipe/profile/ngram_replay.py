@@ -6,6 +6,7 @@ import time
 from collections.abc import Sequence
 
 from autopipe.core.ngram import NgramDrafter
+from autopipe.core.ngram_table import NgramTable
 from autopipe.core.plan import NgramOptions
 from autopipe.profile.model import NgramOffer, NgramReplay, PromptRecord
 
@@ -14,16 +15,21 @@ MAX_OFFER = 32
 _TIMED_WINDOW = 7
 
 
-def replay(options: NgramOptions, prompts: Sequence[PromptRecord]) -> NgramReplay:
+def replay(
+    options: NgramOptions, prompts: Sequence[PromptRecord], *, table: NgramTable | None = None
+) -> NgramReplay:
     """Run the drafter over prompts and outputs in their order, as the engine's stage would.
 
     The drafter learns from every token of the text, drafted or not, so what it offers at a position is the same
     in every plan that has it in front of the target.
 
+    Args:
+        table: a learned table, instead of the one named in `options`.
+
     Raises:
         ConfigError, ModelLoadError: the table in `options` cannot be read.
     """
-    drafter = NgramDrafter(options.model_copy(update={"gate": True}))
+    drafter = NgramDrafter(options.model_copy(update={"gate": True}), table)
     offers: list[NgramOffer] = []
     seconds, steps = 0.0, 0
     for prompt in prompts:

@@ -1,29 +1,33 @@
-"""The parent's side of a measuring process: start it, ask it, end it."""
+"""The parent's side of a process that obeys commands: start it, ask it, end it."""
 
 from __future__ import annotations
 
 import json
 import os
+import select
 import signal
 import subprocess
 import sys
 import time
 from types import TracebackType
-from typing import Any
+from typing import Any, Self
 
 from autopipe.core.errors import StageError, rebuild_error
 from autopipe.core.plan import StagePlan
 
 
-class StageProcess:
-    """One stage in a process of its own, so that loading and measuring leave nothing behind in this one.
+class CommandProcess:
+    """A process that obeys commands, one JSON object a line, so that what they load leaves nothing behind in this one.
 
     Args:
-        name: how errors name the stage.
+        module: run as a program; it calls `autopipe.profile.worker.serve`.
+        name: how errors name the process.
         threads: most threads it will compute with.
     """
 
-    def __init__(self, name: str, threads: int) -> None:
+    _noun = "stage"
+
+    def __init__(self, module: str, name: str, threads: int) -> None:
         self.name = name
         self._started_s = time.monotonic()
         environment = {
@@ -34,7 +38,7 @@ class StageProcess:
         }
         environment.setdefault("TRANSFORMERS_VERBOSITY", "error")
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "autopipe.profile.worker"],
+            [sys.executable, "-m", module],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             env=environment,
@@ -42,23 +46,15 @@ class StageProcess:
             start_new_session=True,  # Ctrl-C reaches the parent alone, which then ends this one
         )
 
-    def load(self, stage: StagePlan, *, exact: bool, threads: int) -> dict[str, Any]:
-        """Load the stage; facts as `StageSession.load` gives them, and `start_s` of the process.
+    def ask(self, command: str, *, timeout_s: float | None = None, **arguments: Any) -> Any:
+        """Have a command of the session done; its result.
 
         Raises:
-            AutoPipeError: it cannot be loaded.
-        """
-        facts: dict[str, Any] = self.ask("load", stage=stage.model_dump(mode="json"), exact=exact, threads=threads)
-        return {**facts, "start_s": max(0.0, time.monotonic() - self._started_s - facts["load_s"])}
-
-    def ask(self, command: str, **arguments: Any) -> Any:
-        """Have a command of `StageSession` done; its result.
-
-        Raises:
-            StageError: the process ended. AutoPipeError: as the command raised it.
+            StageError: the process ended. AutoPipeError: as the command raised it. TimeoutError: no answer in time;
+                the process is of no more use than to be closed.
         """
         self.send(command, **arguments)
-        return self.receive()
+        return self.receive(timeout_s)
 
     def send(self, command: str, **arguments: Any) -> None:
         """The first half of `ask`: begin a command."""
@@ -69,15 +65,17 @@ class StageProcess:
         except BrokenPipeError:
             raise self._ended() from None
 
-    def receive(self) -> Any:
+    def receive(self, timeout_s: float | None = None) -> Any:
         """The second half of `ask`: wait for the result."""
         assert self._process.stdout is not None
+        if timeout_s is not None and not select.select([self._process.stdout], [], [], max(0.0, timeout_s))[0]:
+            raise TimeoutError(f"{self.name}: no answer within {timeout_s:.1f} s")
         line = self._process.stdout.readline()
         if not line:
             raise self._ended()
         answer = json.loads(line)
         if "error" in answer:
-            raise rebuild_error(answer["error"], f"stage {self.name!r}: {answer['message']}")
+            raise rebuild_error(answer["error"], f"{self._noun} {self.name!r}: {answer['message']}")
         return answer["result"]
 
     def close(self) -> None:
@@ -92,7 +90,7 @@ class StageProcess:
             self._process.send_signal(signal.SIGKILL)
         self._process.wait()
 
-    def __enter__(self) -> StageProcess:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(
@@ -103,3 +101,19 @@ class StageProcess:
     def _ended(self) -> StageError:
         code = self._process.wait()
         return StageError(self.name, f"its measuring process ended (exit code {code})")
+
+
+class StageProcess(CommandProcess):
+    """One stage in a process of its own; its commands are those of `StageSession`."""
+
+    def __init__(self, name: str, threads: int) -> None:
+        super().__init__("autopipe.profile.worker", name, threads)
+
+    def load(self, stage: StagePlan, *, exact: bool, threads: int) -> dict[str, Any]:
+        """Load the stage; facts as `StageSession.load` gives them, and `start_s` of the process.
+
+        Raises:
+            AutoPipeError: it cannot be loaded.
+        """
+        facts: dict[str, Any] = self.ask("load", stage=stage.model_dump(mode="json"), exact=exact, threads=threads)
+        return {**facts, "start_s": max(0.0, time.monotonic() - self._started_s - facts["load_s"])}

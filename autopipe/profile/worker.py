@@ -11,6 +11,7 @@ import os
 import sys
 import time
 import traceback
+from collections.abc import Sequence
 from typing import Any
 
 from autopipe.core.errors import AutoPipeError
@@ -107,16 +108,20 @@ def _reserved_on_gpu() -> int | None:
 COMMANDS = ("load", "memory", "set_threads", "verify", "prefill", "spin", "greedy", "picks")
 
 
-def main() -> None:
+def serve(session: Any, commands: Sequence[str]) -> None:
+    """Obey commands until the input ends, and leave.
+
+    Args:
+        session: has a method for each command; results are JSON-ready.
+    """
     # Answers leave through a descriptor of their own: whatever a library prints goes to stderr.
     answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)
-    session = StageSession()
     for line in sys.stdin:
         command = json.loads(line)
         name = command.pop("do")
         try:
-            if name not in COMMANDS:
+            if name not in commands:
                 raise ValueError(f"no such command: {name}")
             answer = {"result": getattr(session, name)(**command)}
         except Exception as error:  # reported to the parent, which decides
@@ -125,6 +130,10 @@ def main() -> None:
             answer = {"error": type(error).__name__, "message": str(error) or type(error).__name__}
         answers.write(json.dumps(answer) + "\n")
         answers.flush()
+
+
+def main() -> None:
+    serve(StageSession(), COMMANDS)
     os._exit(0)  # nothing to save; skips the slow teardown of threads and libraries
 
 

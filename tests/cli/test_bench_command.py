@@ -27,12 +27,14 @@ ROW_KEYS = {
     "tokens",
     "identical",
     "first_difference",
+    "j_per_token",
+    "devices",
 }
 
 
 @pytest.fixture
 def prompt_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
-    monkeypatch.setattr("autopipe.cli.bench_command.load_tokenizer", lambda plan: FakeTokenizer())
+    monkeypatch.setattr("autopipe.cli.bench_command.load_tokenizer", lambda plan, **_: FakeTokenizer())
     file = tmp_path / "prompts.jsonl"
     file.write_text('{"prompt": "one"}\n{"messages": [{"role": "user", "content": "two"}]}\n')
     return str(file)
@@ -46,6 +48,15 @@ def test_json_has_the_documented_shape(pipes: list[FakePipe], invoke: Invoke, pr
     assert [row["name"] for row in record["rows"]] == ["plain", "lockstep"]
     assert all(set(row) == ROW_KEYS for row in record["rows"])
     assert record["rows"][1]["identical"] == record["rows"][1]["prompts"] == 2
+
+
+def test_devices_are_sampled_unless_telemetry_is_off(pipes: list[FakePipe], invoke: Invoke, prompt_file: str) -> None:
+    arguments = ["bench", "--prompts", prompt_file, "--compare", "plain", "--json"]
+    sampled = json.loads(invoke(*arguments).stdout)["rows"][0]
+    plain = json.loads(invoke(*arguments, "--no-telemetry").stdout)["rows"][0]
+
+    assert isinstance(sampled["devices"], list)
+    assert plain["devices"] is None
 
 
 def test_arms_that_differ_in_mode_and_window_share_an_engine(

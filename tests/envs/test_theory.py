@@ -38,6 +38,16 @@ def test_synchronous_speedup_equals_leviathans_theorem_with_flat_times() -> None
     assert speedup == pytest.approx((1 - acceptance**6) / ((1 - acceptance) * (window * cost + 1)))
 
 
+def test_synchronous_tokens_are_the_speedup_with_flat_times() -> None:
+    tokens = theory.synchronous_tokens(0.8, 4, speed_ratio=5.0)
+    assert tokens == pytest.approx((1 - 0.8**5) / ((1 - 0.8) * (4 / 5 + 1)))
+    assert theory.synchronous_speedup(0.8, 4, lambda n: 0.02, lambda n: 0.1) == pytest.approx(tokens)
+
+
+def test_pipelining_saves_the_wait_for_drafts_where_acceptance_is_high() -> None:
+    assert theory.pipelined_tokens(0.9, 8) > theory.synchronous_tokens(0.9, 8, speed_ratio=5.0)
+
+
 def test_pipelined_step_is_as_long_as_its_slower_side() -> None:
     verify_bound = theory.pipelined_tokens_per_s(1.0, 4, lambda n: 0.01, lambda n: 1.0)
     draft_bound = theory.pipelined_tokens_per_s(1.0, 4, lambda n: 0.5, lambda n: 1.0)
@@ -53,3 +63,10 @@ def test_documents_formula_is_degenerate(acceptances: tuple[float, float]) -> No
 def test_bad_acceptance_is_refused_by_name() -> None:
     with pytest.raises(ConfigError, match=r"acceptance: 1\.5"):
         theory.expected_tokens(1.5, 3)
+
+
+@pytest.mark.parametrize("ratio", [0.0, -1.0, float("nan")])
+def test_a_bad_speed_ratio_is_refused_by_name(ratio: float) -> None:
+    with pytest.raises(ConfigError) as caught:
+        theory.synchronous_tokens(0.5, 4, ratio)
+    assert caught.value.key == "speed_ratio"

@@ -11,6 +11,7 @@ from autopipe.envs.interval import Interval
 from autopipe.envs.menu import Action, ActionCodec
 from autopipe.envs.scenario import Scenario
 from autopipe.envs.simulator import LatencyCurve, SimChain, SimRequest, SimStage, simulate
+from autopipe.envs.workload import draw_requests
 from autopipe.envs.world import SimWorld
 from tests.envs.scenes import DRAFTERS, pipeline, scenario
 
@@ -246,3 +247,28 @@ def test_any_plans_in_any_order_get_the_work_done() -> None:
         interval = machine.run_interval()
         assert np.isfinite(interval.decode_s)
     assert machine.token == work.total_tokens
+
+
+def test_an_ngram_reads_the_text_of_its_own_request_from_its_beginning() -> None:
+    flat = {"ms": {1: 10.0, 16: 10.0}}  # a verification costs a step, so that the gate lets every draft pass
+    work = scenario(
+        pipeline=pipeline(target=flat, drafters=[DRAFTERS[0]]),
+        phases=[{"tokens": 600, "kinds": {"code": 1}, "output_tokens": {"low": 50, "high": 80}}],
+    )
+    machine = SimWorld(work, CONFIG, ActionCodec(CONFIG.spaces, work.pipeline.menu()), 5, max_events=10_000)
+    machine.apply(action(1))
+    emitted: list[int] = []
+    while not machine.done:
+        machine.run_interval()
+        emitted += [int(event[5]) for events in machine.events for event in events]
+    window = CONFIG.spaces.windows[2]
+    expected: list[int] = []
+    for request in draw_requests(work, 5):
+        position, right = 1, (request.uniform < 0.7).tolist()
+        expected.append(1)  # with the prompt
+        while position < request.output_tokens:
+            drafts = min(window, request.output_tokens - position - 1)
+            accepted = next((n for n in range(drafts) if not right[position + n]), drafts)
+            expected.append(accepted + 1)
+            position += accepted + 1
+    assert emitted == expected

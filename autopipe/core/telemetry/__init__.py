@@ -1,9 +1,11 @@
 """What the machine does while it generates: utilisation, memory, power, energy, clocks, links.
 
     with Sampler() as sampler:                      # threads of its own; nothing here waits for hardware
-        meter = sampler.measure_energy()
+        meter = sampler.measure_use()
         ...                                         # generate
-        print(sampler.snapshot().get("cuda:0"), meter.stop(num_tokens=128).total_j_per_token)
+        print(sampler.snapshot().get("cuda:0"), meter.stop(num_tokens=128).energy.total_j_per_token)
+
+`SamplerLease` shares one sampler in a process; `announce` shows a running engine to `autopipe top`.
 
 Third parties implement `TelemetrySource` and test it with `conformance.TelemetrySourceSuite`.
 """
@@ -15,6 +17,7 @@ from autopipe.core.telemetry.cpu import CpuSource
 from autopipe.core.telemetry.energy import DeviceEnergy, EnergyMeter, EnergyUse
 from autopipe.core.telemetry.nvml import NvmlSource
 from autopipe.core.telemetry.sampler import Sampler
+from autopipe.core.telemetry.shared import SamplerLease
 from autopipe.core.telemetry.snapshot import (
     CoreSnapshot,
     DeviceInfo,
@@ -25,7 +28,9 @@ from autopipe.core.telemetry.snapshot import (
     ThrottleReason,
 )
 from autopipe.core.telemetry.source import TelemetrySource, TelemetryUnavailableError
-from autopipe.core.telemetry.top import PipelineView, StageView, run_top
+from autopipe.core.telemetry.top import run_top
+from autopipe.core.telemetry.use import DeviceUse, TelemetryUse, UseMeter
+from autopipe.core.telemetry.views import PipelineView, StageView
 
 __all__ = [
     "ConformanceError",
@@ -35,18 +40,22 @@ __all__ = [
     "DeviceInfo",
     "DeviceKind",
     "DeviceSnapshot",
+    "DeviceUse",
     "EnergyCounter",
     "EnergyMeter",
     "EnergyUse",
     "NvmlSource",
     "PipelineView",
     "Sampler",
+    "SamplerLease",
     "Snapshot",
     "StageView",
     "TelemetrySource",
     "TelemetrySourceSuite",
     "TelemetryUnavailableError",
+    "TelemetryUse",
     "ThrottleReason",
+    "UseMeter",
     "default_sources",
     "run_top",
 ]

@@ -124,6 +124,7 @@ class EnergyUse:
             "num_tokens": self.num_tokens,
             "total_j": self.total_j,
             "total_j_per_token": self.total_j_per_token,
+            "energy_j": {found.device.label: found.energy_j for found in self.devices},
             "j_per_token": self.j_per_token,
             "missing": list(self.missing),
             "estimated": self.estimated,
@@ -155,27 +156,33 @@ class EnergyMeter:
         self._before = {device: list(samples)[-2:] for device, samples in history().items()}
         self._start_s = now()
 
-    def stop(self, num_tokens: int) -> EnergyUse:
-        """Energy so far; may be called again later for a longer stretch."""
-        end_s = self._now()
+    def stop(self, num_tokens: int, start_s: float | None = None, end_s: float | None = None) -> EnergyUse:
+        """Energy so far; may be called again later for a longer stretch.
+
+        Args:
+            num_tokens: tokens emitted in that time.
+            start_s, end_s: count from then and until then only; within the time since the meter was made.
+        """
+        start_s = self._start_s if start_s is None else start_s
+        end_s = self._now() if end_s is None else end_s
         devices = []
         for device, recent in self._history().items():
             before = self._before.get(device, [])
             newest_before = before[-1].time_s if before else float("-inf")
             samples = [*before, *(sample for sample in recent if sample.time_s > newest_before)]
             if samples:
-                devices.append(self._device(samples, end_s))
-        return EnergyUse(end_s - self._start_s, num_tokens, tuple(devices))
+                devices.append(self._device(samples, start_s, end_s))
+        return EnergyUse(end_s - start_s, num_tokens, tuple(devices))
 
-    def _device(self, samples: Sequence[DeviceSnapshot], end_s: float) -> DeviceEnergy:
+    def _device(self, samples: Sequence[DeviceSnapshot], start_s: float, end_s: float) -> DeviceEnergy:
         counted = [(sample.time_s, sample.energy) for sample in samples if sample.energy is not None]
         reach_s = self._reach_s
         if len(samples) > 1:  # the sampler may have had to stretch its interval
             reach_s = max(reach_s, 2 * (samples[-1].time_s - samples[-2].time_s))
-        energy_j = energy_between(counted, self._start_s, end_s, reach_s)
+        energy_j = energy_between(counted, start_s, end_s, reach_s)
         estimated = False
         if energy_j is None and self._estimate:
             powers = [(s.time_s, s.energy_estimate) for s in samples if s.energy_estimate is not None]
-            energy_j = energy_between(powers, self._start_s, end_s, reach_s)
+            energy_j = energy_between(powers, start_s, end_s, reach_s)
             estimated = energy_j is not None
         return DeviceEnergy(samples[-1].device, energy_j, estimated)

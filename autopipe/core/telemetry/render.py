@@ -2,22 +2,25 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
 from autopipe.core.telemetry.snapshot import DeviceKind, DeviceSnapshot, Snapshot
-from autopipe.core.telemetry.top import PipelineView
+from autopipe.core.telemetry.views import PipelineView
 
 _DASH = "-"
 _GIB = 1 << 30
 _BAR_WIDTH = 8
 _CORES_SHOWN = 32
+_SILENT_S = 15.0
 _EIGHTHS = " ▁▂▃▄▅▆▇█"
 
 
-def frame(snapshot: Snapshot, pipeline: PipelineView | None) -> RenderableType:
-    """One frame: devices, what they are doing, problems, then the pipeline."""
+def frame(snapshot: Snapshot, pipelines: Sequence[PipelineView]) -> RenderableType:
+    """One frame: devices, what they are doing, problems, then the pipelines."""
     parts: list[RenderableType] = [_devices(snapshot)]
     gpus = [found for found in snapshot if found.device.kind is not DeviceKind.CPU and found.error is None]
     if any(_has_details(device) for device in gpus):
@@ -26,13 +29,12 @@ def frame(snapshot: Snapshot, pipeline: PipelineView | None) -> RenderableType:
         if device.cores:
             parts.append(_cores(device))
     parts += [Text(problem, style="yellow") for problem in snapshot.problems]
-    if pipeline is not None:
-        parts.append(_pipeline(pipeline))
+    parts += [_pipeline(pipeline) for pipeline in pipelines]
     return Group(*parts)
 
 
 def _table(title: str, *columns: str) -> Table:
-    table = Table(title=title, title_justify="left", box=None, pad_edge=False, header_style="bold")
+    table = Table(title=title or None, title_justify="left", box=None, pad_edge=False, header_style="bold")
     for index, column in enumerate(columns):
         table.add_column(column, justify="left" if index < 2 else "right", no_wrap=index != 1)
     return table
@@ -92,25 +94,33 @@ def _cores(device: DeviceSnapshot) -> Text:
 
 
 def _pipeline(pipeline: PipelineView) -> Group:
+    title = "Pipeline" if pipeline.pid is None else f"Pipeline of process {pipeline.pid}"
+    state = {None: "", True: "busy", False: "idle"}[pipeline.busy]
+    if pipeline.silent_s is not None and pipeline.silent_s > _SILENT_S:
+        state = f"silent for {_duration(pipeline.silent_s)}"
+    about = [pipeline.plan or f"mode {pipeline.mode}", state]
+    if pipeline.age_s is not None:
+        about.append(f"loaded {_duration(pipeline.age_s)} ago")
     facts = [
-        f"mode {pipeline.mode}",
         f"{_number(pipeline.tokens_per_s, 1)} tokens/s",
         f"acceptance length {_number(pipeline.acceptance_length, 2)}",
         f"tokens {_number(pipeline.num_tokens, 0)}",
         f"waiting {_number(pipeline.num_waiting, 0)}",
         f"{_number(pipeline.j_per_token, 2)} J/token",
     ]
-    table = _table("Pipeline", "stage", "device", "accepted", "ahead", "step ms", "rollbacks")
+    table = _table("", "stage", "device", "accepted", "drafts / window", "busy", "step ms", "rollbacks")
     for stage in pipeline.stages:
         table.add_row(
             Text(stage.name),
             Text(stage.device or _DASH),
             _per_cent(stage.acceptance_rate),
-            _of(stage.window_fill, stage.window, 0),
+            _of(stage.window_fill, stage.window, 1),
+            _bar(stage.busy_share),
             _number(stage.step_ms, 1),
             _number(stage.num_rollbacks, 0),
         )
-    return Group(table, Text(", ".join(facts)))
+    heading = Text.assemble((title, "italic"), ": ", "; ".join(part for part in about if part))
+    return Group(heading, table, Text(", ".join(facts)))
 
 
 def _throttle(device: DeviceSnapshot) -> Text:
@@ -142,7 +152,14 @@ def _scaled(value: int | None, unit: int) -> float | None:
 def _of(value: float | None, most: float | None, digits: int) -> str:
     if value is None and most is None:
         return _DASH
-    return _number(value, digits) if most is None else f"{_number(value, digits)} / {_number(most, digits)}"
+    most_digits = 0 if isinstance(most, int) else digits
+    return _number(value, digits) if most is None else f"{_number(value, digits)} / {_number(most, most_digits)}"
+
+
+def _duration(seconds: float) -> str:
+    if seconds < 120:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 7200 else f"{seconds / 3600:.1f} h"
 
 
 def _pair(out: float | None, into: float | None) -> str:

@@ -13,8 +13,9 @@ from types import TracebackType
 
 from autopipe.core.errors import ConfigError
 from autopipe.core.telemetry.energy import EnergyMeter, PowerIntegral
-from autopipe.core.telemetry.snapshot import DeviceSnapshot, Snapshot
+from autopipe.core.telemetry.snapshot import DeviceInfo, DeviceSnapshot, Snapshot
 from autopipe.core.telemetry.source import TelemetrySource, TelemetryUnavailableError
+from autopipe.core.telemetry.use import UseMeter
 
 logger = logging.getLogger(__name__)
 
@@ -152,6 +153,20 @@ class Sampler:
                 if device in (ring[-1].device.id, ring[-1].device.label):
                     return tuple(ring)
         return ()
+
+    def readings_since(self, time_s: float) -> list[tuple[DeviceInfo, tuple[DeviceSnapshot, ...]]]:
+        """Of each device the kept readings since then, oldest first; the newest one where there is none."""
+        with self._lock:
+            devices = [device for index in sorted(self._newest) for device in self._newest[index]]
+            rings = [(reading.device, self._rings.get(reading.device.id), reading) for reading in devices]
+            return [
+                (info, tuple(reading for reading in ring or () if reading.time_s >= time_s) or (newest,))
+                for info, ring, newest in rings
+            ]
+
+    def measure_use(self) -> UseMeter:
+        """Begin to measure energy and devices; `.stop(num_tokens)` on the result gives the `TelemetryUse`."""
+        return UseMeter(self)
 
     def measure_energy(self, estimate: bool = False) -> EnergyMeter:
         """Begin to measure energy; `.stop(num_tokens)` on the result gives the `EnergyUse`.

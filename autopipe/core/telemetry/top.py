@@ -1,4 +1,4 @@
-"""`autopipe top`: a live view of devices and, when it is given, of the pipeline."""
+"""`autopipe top`: a live view of devices and of running pipelines."""
 
 from __future__ import annotations
 
@@ -6,13 +6,14 @@ import contextlib
 import json
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from autopipe.core.errors import ConfigError
 from autopipe.core.telemetry.sampler import Sampler
 from autopipe.core.telemetry.snapshot import Snapshot
 from autopipe.core.telemetry.source import TelemetrySource
+from autopipe.core.telemetry.views import PipelineView
 
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType
@@ -21,58 +22,21 @@ _FIRST_READING_WAIT_S = 10.0
 _INTERVAL_ONCE_S = 0.4
 
 
-@dataclass(frozen=True, slots=True)
-class StageView:
-    """What is shown of one stage; what is not known is None.
-
-    Attributes:
-        acceptance_rate: accepted to proposed drafts of this stage, 0 to 1.
-        window_fill: tokens it is ahead of its consumer now.
-        step_ms: mean time of a forward.
-    """
-
-    name: str
-    device: str | None = None
-    acceptance_rate: float | None = None
-    window: int | None = None
-    window_fill: float | None = None
-    step_ms: float | None = None
-    num_rollbacks: int | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class PipelineView:
-    """What is shown of the pipeline: stages, cheapest drafter first.
-
-    Attributes:
-        acceptance_length: tokens emitted per verification of the target, bonus included.
-        num_waiting: requests that wait for their turn.
-    """
-
-    mode: str
-    stages: tuple[StageView, ...] = ()
-    tokens_per_s: float | None = None
-    acceptance_length: float | None = None
-    num_tokens: int | None = None
-    num_waiting: int | None = None
-    j_per_token: float | None = None
-
-
-def render_top(snapshot: Snapshot, pipeline: PipelineView | None = None) -> RenderableType:
+def render_top(snapshot: Snapshot, pipelines: Sequence[PipelineView] = ()) -> RenderableType:
     """One frame, for rich to print."""
     from autopipe.core.telemetry.render import frame
 
-    return frame(snapshot, pipeline)
+    return frame(snapshot, pipelines)
 
 
-def top_to_dict(snapshot: Snapshot, pipeline: PipelineView | None = None) -> dict[str, Any]:
-    """The same for JSON; `pipeline` is null when there is none."""
-    return {**snapshot.to_dict(), "pipeline": None if pipeline is None else asdict(pipeline)}
+def top_to_dict(snapshot: Snapshot, pipelines: Sequence[PipelineView] = ()) -> dict[str, Any]:
+    """The same for JSON."""
+    return {**snapshot.to_dict(), "pipelines": [asdict(pipeline) for pipeline in pipelines]}
 
 
 def run_top(
     sources: Sequence[TelemetrySource] | None = None,
-    pipeline: Callable[[], PipelineView | None] | None = None,
+    pipelines: Callable[[], Sequence[PipelineView]] | None = None,
     *,
     interval_s: float = 1.0,
     once: bool = False,
@@ -80,13 +44,13 @@ def run_top(
     num_frames: int | None = None,
     console: Console | None = None,
 ) -> None:
-    """Show devices and pipeline until Ctrl-C.
+    """Show devices and pipelines until Ctrl-C.
 
     On a terminal the view stays in place; else every frame is printed below the last.
 
     Args:
         sources: default: the CPU and the GPUs CUDA may use.
-        pipeline: asked for every frame; None, or giving None: only devices are shown.
+        pipelines: asked for every frame; `running_pipelines` gives those of this user. None: only devices are shown.
         once: one frame, then return.
         as_json: one JSON object per frame and line.
         num_frames: return after so many frames.
@@ -102,12 +66,12 @@ def run_top(
         # Two sweeps: loads and link rates are differences.
         sampler.wait(_FIRST_READING_WAIT_S, sweeps=2)
         with contextlib.suppress(KeyboardInterrupt):  # the way to end it
-            _show(sampler, pipeline, interval_s, frames, as_json, console)
+            _show(sampler, pipelines, interval_s, frames, as_json, console)
 
 
 def _show(
     sampler: Sampler,
-    pipeline: Callable[[], PipelineView | None] | None,
+    pipelines: Callable[[], Sequence[PipelineView]] | None,
     interval_s: float,
     frames: int | None,
     as_json: bool,
@@ -118,8 +82,8 @@ def _show(
 
     console = console or Console()
 
-    def views() -> tuple[Snapshot, PipelineView | None]:
-        return sampler.snapshot(), pipeline() if pipeline else None
+    def views() -> tuple[Snapshot, Sequence[PipelineView]]:
+        return sampler.snapshot(), pipelines() if pipelines else ()
 
     if as_json or frames == 1 or not console.is_terminal:
         shown = 0

@@ -40,10 +40,11 @@ class Prediction:
 
 @dataclass(frozen=True, slots=True)
 class FitReport:
-    """Predictions, and labels of the runs that were fitted."""
+    """Predictions, labels of the runs that were fitted, and of those left out: runs of three models or more."""
 
     predictions: tuple[Prediction, ...]
     fitted: tuple[str, ...]
+    left_out: tuple[str, ...] = ()
 
     @property
     def median_error(self) -> float:
@@ -56,7 +57,7 @@ class FitReport:
         return max(abs(prediction.error) for prediction in self.predictions)
 
     def as_dict(self) -> dict[str, Any]:
-        """JSON-ready: {predictions: [...], median_error, worst_error, fitted}."""
+        """JSON-ready: {predictions: [...], median_error, worst_error, fitted, left_out}."""
         return {
             "predictions": [
                 {
@@ -72,6 +73,7 @@ class FitReport:
             "median_error": self.median_error,
             "worst_error": self.worst_error,
             "fitted": list(self.fitted),
+            "left_out": list(self.left_out),
         }
 
 
@@ -92,11 +94,12 @@ def fit_traces(path: str | Path, fit_on: Sequence[str] = (), predict: Sequence[s
     chosen, wanted = TraceFilter(fit_on, "--fit-on"), TraceFilter(predict, "--predict")
     greedy = [run for run in runs if run.is_greedy]
     pairs = [run for run in runs if not run.is_greedy and len(run.models) == 2]
+    left_out = tuple(_label(run) for run in runs if not run.is_greedy and len(run.models) != 2)
     if not chosen and not wanted:
         predictions = tuple(
             _predict_run(run, [*greedy, *(other for other in pairs if other is not run)]) for run in pairs
         )
-        return FitReport(_some(predictions), tuple(_label(run) for run in greedy))
+        return FitReport(_some(predictions), tuple(_label(run) for run in greedy), left_out)
     if chosen:
         fitted = [run for run in pairs if chosen.matches(run)]
         to_predict = [run for run in pairs if not chosen.matches(run) and wanted.matches(run)]
@@ -105,7 +108,7 @@ def fit_traces(path: str | Path, fit_on: Sequence[str] = (), predict: Sequence[s
         to_predict = [run for run in pairs if wanted.matches(run)]
     fit_set = [*greedy, *fitted]
     predictions = tuple(_predict_run(run, fit_set) for run in to_predict)
-    return FitReport(_some(predictions), tuple(_label(run) for run in fit_set))
+    return FitReport(_some(predictions), tuple(_label(run) for run in fit_set), left_out)
 
 
 def _some(predictions: tuple[Prediction, ...]) -> tuple[Prediction, ...]:

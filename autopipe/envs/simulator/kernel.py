@@ -198,6 +198,16 @@ def local_drafts(
 
 
 @jit
+def slow_downs(length_of: Ints, contention: Floats, factors: Floats) -> None:
+    """Write the factor by which each stage is slower now into `factors`."""
+    for stage in range(factors.size):
+        factors[stage] = 1.0
+        for other in range(factors.size):
+            if other != stage and length_of[other, DRAFTS] >= 0:
+                factors[stage] *= contention[stage, other]
+
+
+@jit
 def advance(
     mode: int,
     goal: int,
@@ -232,6 +242,8 @@ def advance(
     """Run until the target holds `goal` tokens; return the time. Call again with a larger `goal` to go on."""
     num_stages = windows.size
     target = num_stages - 1
+    factors = np.ones(num_stages)
+    contended = mode == ASYNC and (contention != 1).any()
     while length_of[target, HELD] < goal:
         # Start what can start, the target first.
         num_busy = 0
@@ -272,26 +284,17 @@ def advance(
             num_busy += 1
 
         # Find the forward that ends next, and let the others come as far by then.
+        if contended:
+            slow_downs(length_of, contention, factors)
         ending, wait_s = -1, np.inf
         for stage in range(target, -1, -1):
-            if length_of[stage, DRAFTS] < 0:
-                continue
-            factor = 1.0
-            for other in range(num_stages):
-                if other != stage and length_of[other, DRAFTS] >= 0:
-                    factor *= contention[stage, other]
-            if clock[stage, LEFT_S] * factor < wait_s:
-                ending, wait_s = stage, clock[stage, LEFT_S] * factor
+            if length_of[stage, DRAFTS] >= 0 and clock[stage, LEFT_S] * factors[stage] < wait_s:
+                ending, wait_s = stage, clock[stage, LEFT_S] * factors[stage]
         if ending < 0:
             return np.nan  # nobody can go on; the tests show that it cannot happen
         for stage in range(num_stages):
-            if length_of[stage, DRAFTS] < 0:
-                continue
-            factor = 1.0
-            for other in range(num_stages):
-                if other != stage and length_of[other, DRAFTS] >= 0:
-                    factor *= contention[stage, other]
-            clock[stage, LEFT_S] = max(0.0, clock[stage, LEFT_S] - wait_s / factor)
+            if length_of[stage, DRAFTS] >= 0:
+                clock[stage, LEFT_S] = max(0.0, clock[stage, LEFT_S] - wait_s / factors[stage])
         now_s += wait_s
 
         # End that forward: keep the drafts that agree, add a pick of one's own.

@@ -32,9 +32,9 @@ PIPELINE = PipelineView(
 )
 
 
-def text(snapshot, pipeline=None):
+def text(snapshot, *pipelines):
     console = Console(width=140, record=True, file=io.StringIO())
-    console.print(render_top(snapshot, pipeline))
+    console.print(render_top(snapshot, pipelines))
     return console.export_text()
 
 
@@ -88,20 +88,27 @@ def test_link_and_gpm_figures_are_shown_where_there_are_any():
 
 def test_stages_and_speed_of_the_pipeline_are_shown():
     shown = text(Snapshot(0.0), PIPELINE)
-    for figure in ("ngram", "62%", "3 / 7", "98.7 tokens/s", "mode lockstep"):
+    for figure in ("ngram", "62%", "3.0 / 7", "98.7 tokens/s", "mode lockstep"):
         assert figure in shown
 
 
-def test_json_has_devices_and_pipeline():
-    answer = json.loads(json.dumps(top_to_dict(Snapshot(1.0, (DeviceSnapshot(GPU, 0.0),)), PIPELINE)))
+def test_several_pipelines_are_told_apart_by_their_process():
+    second = PipelineView(mode="plain", plan="plain: big", pid=77, age_s=90.0, silent_s=31.0, busy=False)
+    shown = text(Snapshot(0.0), PIPELINE, second)
+    assert "98.7 tokens/s" in shown
+    assert "Pipeline of process 77: plain: big; silent for 31 s; loaded 90 s ago" in shown
+
+
+def test_json_has_devices_and_pipelines():
+    answer = json.loads(json.dumps(top_to_dict(Snapshot(1.0, (DeviceSnapshot(GPU, 0.0),)), [PIPELINE])))
     assert answer["devices"][0]["device"]["id"] == "GPU-a"
     assert answer["devices"][0]["power_w"] is None
-    assert answer["pipeline"]["stages"][0]["acceptance_rate"] == 0.62
+    assert answer["pipelines"][0]["stages"][0]["acceptance_rate"] == 0.62
 
 
 def test_once_shows_one_frame_with_loads():
     console = Console(width=140, record=True, file=io.StringIO())
-    run_top([CpuSource()], lambda: PIPELINE, once=True, console=console)
+    run_top([CpuSource()], lambda: [PIPELINE], once=True, console=console)
     shown = console.export_text()
     assert shown.count("Devices") == 1
     assert "%" in line_of("cpu ", shown)
@@ -113,7 +120,7 @@ def test_json_is_one_object_a_line():
     run_top([CpuSource()], interval_s=0.1, as_json=True, num_frames=2, console=Console(file=output, width=40))
     frames = [json.loads(line) for line in output.getvalue().splitlines()]
     assert [frame["devices"][0]["device"]["id"] for frame in frames] == ["cpu", "cpu"]
-    assert frames[0]["pipeline"] is None
+    assert frames[0]["pipelines"] == []
 
 
 def test_gpus_are_shown(nvml):

@@ -101,6 +101,14 @@ def test_without_filters_each_run_is_predicted_from_the_others(traces: Path) -> 
     assert len(fit_traces(traces).predictions) == 6
 
 
+def test_runs_of_three_models_are_named_and_left_out(traces: Path, tmp_path: Path) -> None:
+    runs = [json.loads(line) for line in gzip.decompress(traces.read_bytes()).splitlines()]
+    three = {**runs[1], "models": ["tiny", *MODELS], "lookahead": 4}
+    report = fit_traces(_write(tmp_path / "three.jsonl.gz", [*runs, three]), ["lookahead=2,8"]).as_dict()
+    assert report["left_out"] == [f"chain tiny+{'+'.join(MODELS)} lookahead 4"]
+    assert report["predictions"] == fit_traces(traces, ["lookahead=2,8"]).as_dict()["predictions"]
+
+
 def test_report_has_the_documented_keys(traces: Path) -> None:
     report = fit_traces(traces, ["lookahead=2,8"]).as_dict()
     first = report["predictions"][0]
