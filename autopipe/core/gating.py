@@ -10,7 +10,7 @@ from statistics import median
 
 from autopipe.core.errors import ConfigError
 
-_PRIOR_SHAPE = ((1, 1.0), (2, 1.05), (4, 1.14), (8, 1.34), (16, 2.1), (32, 3.5), (64, 7.0))
+_PRIOR_SHAPE = ((1, 1.0), (2, 1.05), (4, 1.11), (8, 1.26), (12, 1.47), (16, 2.1), (32, 3.6), (64, 7.2))
 """t(n) / t(1) where nothing was measured: the fused bf16 target on two CPU cores (11 ms for one token)."""
 
 _DEFAULT_STEP_S = 0.011
@@ -131,30 +131,20 @@ class StepCosts:
         self._curve = []
 
 
-def best_length(
-    confidence: Sequence[float], costs: StepCosts, overhead_s: float = 0.0, tokens_per_s: float | None = None
-) -> int:
+def best_length(confidence: Sequence[float], costs: StepCosts, overhead_s: float = 0.0) -> int:
     """The number of drafts to verify: 0 (a plain step) to len(confidence).
 
     With d drafts a step emits E(d) = 1 + sum_{j<=d} prod_{i<=j} confidence_i tokens on average and takes
-    t(d + 1) + overhead_s seconds.
-
-    * `tokens_per_s` None (recommended): maximise E(d) / (t(d + 1) + overhead_s). Right if all steps were alike;
-      its expected goodput is never below that of a plain step.
-    * `tokens_per_s` = r: maximise E(d) - r (t(d + 1) + overhead_s). Steps differ, and goodput is a ratio of two
-      sums over all of them; by renewal-reward theory (a fractional programme, Dinkelbach 1967) the policy with the
-      best ratio r* maximises E - r* t in every state: a second in a hard stretch is worth as many tokens as it
-      would earn elsewhere. It drafts less in hard stretches and more in easy ones.
-
-    In theory the second is the better rule; replayed on answers of the demo model the first was equal or up to 2%
-    better in every set, as r has to be estimated over stretches that are not alike. No drafts are
-    verified for exploration's sake: the drafter learns from drafts that were held back as well.
+    t(d + 1) + overhead_s seconds. The d with the largest E(d) / (t(d + 1) + overhead_s) is chosen: right if all
+    steps were alike, and its expected goodput is never below that of a plain step. In theory, steps not being alike,
+    E(d) - r t(d + 1) is the better goal, r the best goodput there is (a fractional programme, Dinkelbach 1967);
+    replayed on answers of the demo model it was worse, as r has to be estimated over stretches that are not alike.
+    No drafts are verified for exploration's sake: the drafter learns from drafts that were held back as well.
 
     Args:
         confidence: chance that each draft is accepted, given that all before it were.
         costs: of the consumer that verifies.
         overhead_s: seconds of a step beside the forward.
-        tokens_per_s: the running rate, see `RunningRate`.
     """
     chain = expected = 1.0
     best, best_value = 0, -math.inf
@@ -162,35 +152,10 @@ def best_length(
         if num_drafts:
             chain *= confidence[num_drafts - 1]
             expected += chain
-        seconds = costs.seconds(num_drafts + 1) + overhead_s
-        value = expected / seconds if tokens_per_s is None else expected - tokens_per_s * seconds
+        value = expected / (costs.seconds(num_drafts + 1) + overhead_s)
         if value > best_value:
             best, best_value = num_drafts, value
     return best
-
-
-class RunningRate:
-    """Tokens per second of consumer time, exponentially discounted over steps.
-
-    Never below the rate of plain decoding: a drafter in a bad stretch must still beat that.
-
-    Args:
-        half_life_steps: steps after which an observation counts half.
-    """
-
-    def __init__(self, half_life_steps: float = 64.0) -> None:
-        self._keep = 0.5 ** (1 / half_life_steps)
-        self._num_tokens = 0.0
-        self._seconds = 0.0
-
-    def observe(self, num_tokens: int, seconds: float) -> None:
-        """A step emitted `num_tokens` and took `seconds`."""
-        self._num_tokens = self._keep * self._num_tokens + num_tokens
-        self._seconds = self._keep * self._seconds + seconds
-
-    def tokens_per_s(self, costs: StepCosts, overhead_s: float = 0.0) -> float:
-        plain = 1 / (costs.seconds(1) + overhead_s)
-        return max(plain, self._num_tokens / self._seconds) if self._seconds > 0 else plain
 
 
 def _check(num_tokens: int, seconds: float) -> None:

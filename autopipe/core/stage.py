@@ -18,10 +18,10 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from autopipe.core.backends.base import StageBackend
-from autopipe.core.board import Board, Slot
+from autopipe.core.board import PUBLISHED_BYTES, Board, Slot
 from autopipe.core.chain import StageConfig
 from autopipe.core.channel import Doorbell
-from autopipe.core.errors import AutoPipeError
+from autopipe.core.errors import AutoPipeError, ConfigError
 from autopipe.core.gating import best_length
 from autopipe.core.logprobs import TokenLogprobs
 from autopipe.core.ngram import NgramDrafter
@@ -110,6 +110,18 @@ class Stage:
             elapsed_s = (time.monotonic_ns() - request.started_ns) / 1e9
             stats.waiting_s = max(0.0, elapsed_s - stats.busy_s - stats.overhead_s)
         return stats
+
+    def save_ngrams(self, path: str) -> int:
+        """Write what the n-gram drafter in front of this stage learned online; how many contexts that is.
+
+        Raises:
+            ConfigError: it does not learn online, or the file cannot be written.
+        """
+        online = None if self._ngram is None else self._ngram.online
+        if online is None:
+            raise ConfigError("ngram.online", False, "true, in the plan in force, for there to be something to save")
+        online.save(path)
+        return len(online)
 
     @property
     def outgrown(self) -> bool:
@@ -209,9 +221,7 @@ class Stage:
         draft = self._ngram.draft(limit)
         if self._ngram_options is None or not self._ngram_options.gate:
             return draft.token_ids
-        costs = self.meter.costs
-        rate = self.meter.rate.tokens_per_s(costs)
-        return draft.token_ids[: best_length(draft.confidence, costs, tokens_per_s=rate)]
+        return draft.token_ids[: best_length(draft.confidence, self.meter.costs)]
 
     def _pending(self, request: StageRequest) -> tuple[list[int], bool]:
         """The producer's drafts that follow our sequence, and whether it can give no more."""
@@ -316,12 +326,15 @@ class Stage:
             budget = request.end - request.prompt_length
             window = self.config.warmup.window(self.config.window, length - request.prompt_length, budget)
             self._slot.credit = length + window
-        self.meter.stats.bytes_out += self._slot.publish(
+        stats = self.meter.stats
+        stats.resend_bytes += PUBLISHED_BYTES + 4 * length
+        stats.vocabulary_bytes += 4 * self.backend.vocab_size * sum(row is not None for row in rows)
+        stats.bytes_out += self._slot.publish(
             request.id,
             start,
             request.tokens[start:],
             committed=request.committed,
-            rollbacks=self.meter.stats.rollbacks,
+            rollbacks=stats.rollbacks,
             stopped=stopped,
             rows=rows,
         )

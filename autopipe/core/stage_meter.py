@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from autopipe.core.board import Progress
-from autopipe.core.gating import RunningRate, StepCosts
+from autopipe.core.gating import StepCosts
 from autopipe.core.stats import StageStats
 from autopipe.core.trace import TraceEvent
 
@@ -49,7 +49,6 @@ class StageMeter:
     Attributes:
         costs: t(n) of its forwards; kept from request to request.
         measured: whether `costs` rests on a measurement.
-        rate: tokens per second of its forwards lately.
         stats: counters of the request under way.
         trace: its events, if asked for.
     """
@@ -57,7 +56,6 @@ class StageMeter:
     def __init__(self) -> None:
         self.costs = StepCosts()
         self.measured = False
-        self.rate = RunningRate()
         self.stats = StageStats()
         self.trace: list[TraceEvent] | None = None
         self._prefill_ns_per_token: float | None = None
@@ -100,7 +98,6 @@ class StageMeter:
             self.observe_prefill(step.num_missing, seconds)
         else:
             self.observe_step(num_tokens, seconds)
-            self.rate.observe(step.num_emitted, max(seconds, 1e-9))
             stats.acceptance_lengths[step.num_emitted] += 1
         num_behind = step.num_missing - (0 if step.is_prefill else 1)
         stats.catch_up_s += seconds * num_behind / num_tokens

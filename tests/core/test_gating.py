@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from autopipe.core.errors import ConfigError
-from autopipe.core.gating import RunningRate, StepCosts, best_length
+from autopipe.core.gating import StepCosts, best_length
 
 FLAT = StepCosts(dict.fromkeys(range(1, 65), 0.01))
 FUSED = StepCosts({1: 0.011, 2: 0.01155, 4: 0.01254, 8: 0.01474, 16: 0.0231})
@@ -127,27 +127,18 @@ def test_overhead_makes_more_drafts_worthwhile():
     assert best_length(confidence, FUSED, overhead_s=0.05) > best_length(confidence, FUSED)
 
 
-def test_a_higher_rate_elsewhere_makes_time_dearer():
-    confidence = [0.6] * 12
-    plain = 1 / FUSED.seconds(1)
-    dear = best_length(confidence, FUSED, tokens_per_s=3 * plain)
-    assert dear < best_length(confidence, FUSED, tokens_per_s=plain)
+@given(confidence=CONFIDENCES)
+def test_it_never_expects_less_than_plain_decoding(confidence):
+    num_drafts = best_length(confidence, FUSED)
+    expected = chain = 1.0
+    for chance in confidence[:num_drafts]:
+        chain *= chance
+        expected += chain
+    assert expected / FUSED.seconds(num_drafts + 1) >= (1 - 1e-9) / FUSED.seconds(1)
 
 
 @given(confidence=CONFIDENCES)
-def test_at_the_plain_rate_it_never_expects_less_than_plain_decoding(confidence):
-    plain = 1 / FUSED.seconds(1)
-    for rate in (None, plain, 2 * plain):
-        num_drafts = best_length(confidence, FUSED, tokens_per_s=rate)
-        expected, chain = 1.0, 1.0
-        for chance in confidence[:num_drafts]:
-            chain *= chance
-            expected += chain
-        assert expected / FUSED.seconds(num_drafts + 1) >= plain * (1 - 1e-9)
-
-
-@given(confidence=CONFIDENCES)
-def test_without_a_rate_it_maximises_tokens_per_second(confidence):
+def test_it_maximises_tokens_per_second(confidence):
     def goodput(num_drafts):
         chain = expected = 1.0
         for chance in confidence[:num_drafts]:
@@ -157,18 +148,3 @@ def test_without_a_rate_it_maximises_tokens_per_second(confidence):
 
     best = max(goodput(num_drafts) for num_drafts in range(len(confidence) + 1))
     assert goodput(best_length(confidence, FUSED)) == pytest.approx(best)
-
-
-def test_the_running_rate_is_tokens_over_seconds():
-    rate = RunningRate()
-    for _ in range(500):
-        rate.observe(3, 0.015)
-        rate.observe(1, 0.011)
-    assert rate.tokens_per_s(FUSED) == pytest.approx(4 / 0.026, rel=0.01)
-
-
-def test_the_running_rate_is_at_least_plain_decoding():
-    rate = RunningRate()
-    rate.observe(1, 10.0)
-    assert rate.tokens_per_s(FUSED) == pytest.approx(1 / 0.011)
-    assert RunningRate().tokens_per_s(FUSED, overhead_s=0.011) == pytest.approx(1 / 0.022)

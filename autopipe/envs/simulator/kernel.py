@@ -29,8 +29,7 @@ correction whatever it is, so codes need not depend on the prefix.
   that compute at that moment.
 * **n-gram drafts.** Stage 0 may have a drafter in its own process: before every step it offers what was
   recorded for the position (`local_*`). With `GATE` the stage takes as many as pay, by
-  `core.gating.best_length` and a running rate as in `core.gating.RunningRate`. Behind a wrong token of its
-  own, where nothing was recorded, it takes none.
+  `core.gating.best_length`. Behind a wrong token of its own, where nothing was recorded, it takes none.
 * **Costs.** Each forward takes `overhead_s` more, and the one after a rollback `rollback_s` more.
 
 Plain decoding is a chain of one stage. Ties are broken towards the target, so a run is a function of its
@@ -64,8 +63,6 @@ FORWARDS, ROWS, PROPOSED, ACCEPTED, EMITTED, ROLLBACKS, DISCARDED, CAUGHT_UP = 0
 NUM_COUNTS = 8
 # Entries of `local`: window of the n-gram drafter in front of stage 0 (0: there is none), whether it is gated.
 LOCAL_WINDOW, GATE = 0, 1
-# The running rate's share of the past after a step, as `core.gating.RunningRate` has it by default.
-_KEEP = 0.5 ** (1 / 64)
 
 
 @jit
@@ -152,18 +149,15 @@ def drafts_to_take(
 
 
 @jit
-def gated_length(most: Any, position: Any, local_confidence: Floats, latency: Floats, rate: Floats) -> Any:
-    """As `core.gating.best_length` under a running rate: the drafts, 0 to `most`, worth verifying."""
-    per_s = 1.0 / max(forward_s(latency, 0, 1), 1e-9)
-    if rate[1] > 0:
-        per_s = max(per_s, rate[0] / rate[1])
+def gated_length(most: Any, position: Any, local_confidence: Floats, latency: Floats) -> Any:
+    """As `core.gating.best_length`: the drafts, 0 to `most`, worth verifying."""
     chain, expected = 1.0, 1.0
     best, best_value = 0, -np.inf
     for drafts in range(most + 1):
         if drafts > 0:
             chain *= local_confidence[position, drafts - 1]
             expected += chain
-        value = expected - per_s * forward_s(latency, 0, drafts + 1)
+        value = expected / max(forward_s(latency, 0, drafts + 1), 1e-9)
         if value > best_value:
             best, best_value = drafts, value
     return best
@@ -180,7 +174,6 @@ def local_drafts(
     local_length: Ints,
     local_confidence: Floats,
     latency: Floats,
-    rate: Floats,
 ) -> Any:
     """Drafts that stage 0, about to start, takes from the n-gram drafter in its process."""
     held = length_of[0, HELD]
@@ -194,7 +187,7 @@ def local_drafts(
     most = min(most, window_now(local[LOCAL_WINDOW], warmup, held))
     if local[GATE] == 0:
         return most
-    return gated_length(most, held, local_confidence, latency, rate)
+    return gated_length(most, held, local_confidence, latency)
 
 
 @jit
@@ -237,7 +230,6 @@ def advance(
     histogram: Ints,  # [K, bins]                written: verifications by tokens emitted
     timeline: Floats,  # [events, 6]             written: stage, start_s, end_s, rows, drafts, emitted
     num_events: Ints,  # [1]                     written
-    rate: Floats,  # [2] discounted tokens, s    state, written
 ) -> float:
     """Run until the target holds `goal` tokens; return the time. Call again with a larger `goal` to go on."""
     num_stages = windows.size
@@ -270,7 +262,6 @@ def advance(
                     local_length,
                     local_confidence,
                     latency,
-                    rate,
                 )
             rows = length_of[stage, HELD] - length_of[stage, CACHED] + drafts
             length_of[stage, DRAFTS] = drafts
@@ -310,9 +301,6 @@ def advance(
                 accepted += 1
         sequence[ending, held + accepted] = picks[ending, held + accepted]
         rows = held - length_of[ending, CACHED] + drafts
-        if ending == 0 and length_of[0, CACHED] >= 0 and held - length_of[0, CACHED] <= MAX_CATCH_UP_ROWS:
-            rate[0] = _KEEP * rate[0] + accepted + 1
-            rate[1] = _KEEP * rate[1] + forward_s(latency, 0, rows)
         length_of[ending, HELD] = held + accepted + 1
         length_of[ending, CACHED] = held + accepted
         length_of[ending, DRAFTS] = -1

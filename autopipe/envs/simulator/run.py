@@ -107,7 +107,6 @@ class SimRun:
         max_events: forwards kept for the timeline.
         skip_prefill: begin with the prompt in every cache.
         first: position of the request's first output token in the tables of an n-gram drafter.
-        rate: state of the gate's running rate, float64 [2], written; None: a new one.
     """
 
     def __init__(
@@ -120,12 +119,10 @@ class SimRun:
         max_events: int = 0,
         skip_prefill: bool = False,
         first: int = 0,
-        rate: NDArray[np.float64] | None = None,
     ) -> None:
         self.request = request
         self.now_s = start_s
         self._first = first
-        self._rate = np.zeros(2) if rate is None else rate
         self.emitted_s = np.zeros(request.output_tokens)
         self.timeline = np.zeros((max_events, 6))
         self._num_events = np.zeros(1, dtype=np.int64)
@@ -166,7 +163,6 @@ class SimRun:
             self.histogram,
             self.timeline,
             self._num_events,
-            self._rate,
         )
         self.now_s = float(now_s)
         return self.tokens - before
@@ -290,7 +286,6 @@ def simulate(
         raise ConfigError("requests", [], "one or more requests")
     rng = np.random.default_rng(seed)
     now_s, first = 0.0, 0
-    rate = np.zeros(2)  # the gate remembers the requests before
     runs: list[SimRun] = []
     ttfts: list[float] = []
     for request in requests:
@@ -303,7 +298,6 @@ def simulate(
             max_events=max_events,
             skip_prefill=skip_prefill,
             first=first,
-            rate=rate,
         )
         run.advance()
         ttfts.append(float(run.emitted_s[0]) - now_s)

@@ -110,18 +110,11 @@ class _Costs:
         self.seconds = curve.seconds
 
 
-@given(
-    st.lists(st.floats(0, 1), min_size=1, max_size=10),
-    st.floats(0.1, 20),
-    st.floats(0.1, 20),
-)
-def test_gate_decides_as_the_engines_does(confidence: list[float], tokens: float, seconds: float) -> None:
+@given(st.lists(st.floats(0, 1), min_size=1, max_size=10))
+def test_gate_decides_as_the_engines_does(confidence: list[float]) -> None:
     curve = LatencyCurve({1: 1.0, 4: 1.3, 8: 2.0})
-    rate = max(1.0, tokens / seconds)
-    expected = best_length(confidence, _Costs(curve), tokens_per_s=rate)  # type: ignore[arg-type]
+    expected = best_length(confidence, _Costs(curve))  # type: ignore[arg-type]
 
-    chosen = kernel.gated_length(
-        len(confidence), 0, np.array([confidence]), curve.table(64)[None], np.array([tokens, seconds])
-    )
+    chosen = kernel.gated_length(len(confidence), 0, np.array([confidence]), curve.table(64)[None])
 
     assert chosen == expected
