@@ -1,7 +1,7 @@
 #!/usr/bin/env python
 """Time forwards of the default model on our kernels against reading its weights once at the measured streaming rate.
 
-    .venv/bin/python scripts/bench_kernels.py --threads 2
+.venv/bin/python scripts/bench_kernels.py --threads 2
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ CONTEXT = 200
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--threads", type=int, default=2)
-    parser.add_argument("--dtype", choices=("bf16", "fp32"), default="bf16")
+    parser.add_argument("--dtype", choices=("bf16", "fp32", "int8", "int4"), default="bf16")
     parser.add_argument("--repeat", type=int, default=40)
     parser.add_argument("--json", action="store_true", help="print one JSON object instead of a table")
     options = parser.parse_args()

@@ -46,6 +46,8 @@ SEGMENT_BYTES = MAX_SLOTS * _SLOT_BYTES
 
 # Header words guarded by the sequence lock.
 _SEQUENCE, _REQUEST, _LENGTH, _COMMITTED, _ROLLBACKS, _STOPPED, _PUBLISHED_NS, _CHECKSUM = range(8)
+PUBLISHED_BYTES = 8 * 9
+"""Header bytes written by a publication: the words above, the sequence lock twice."""
 # Words of their own, each a single aligned store.
 _CREDIT, _WAKE_AT, _BEAT_NS, _DEADLINE_NS = range(16, 20)
 # What the owner has done in a request so far: its number, then as many figures as `Progress` has fields.
@@ -151,7 +153,7 @@ class Slot:
         words[_SEQUENCE] += 1
         if tokens:
             self._tokens[start:length] = tokens
-        written = 4 * len(tokens) + _HEADER_BYTES
+        written = 4 * len(tokens) + PUBLISHED_BYTES
         for position, row in enumerate(rows, start):
             if row is None:
                 self._row_counts[position % ROW_RING] = 0
@@ -240,6 +242,11 @@ class Slot:
             if index != _SEQUENCE:
                 self._words[index] = 0
         self._words[_SEQUENCE] = (self._words[_SEQUENCE] | 1) + 1
+
+    @property
+    def ring(self) -> npt.NDArray[np.int32]:
+        """The tokens' memory, int32 [CAPACITY]."""
+        return self._tokens
 
     def logits(self, vocab_size: int) -> npt.NDArray[np.float32]:
         """Scratch of one row, float32 [vocab_size], shared by the target and the parent."""

@@ -7,6 +7,7 @@ import os
 from collections.abc import Mapping
 
 from autopipe.core.config import UserModel
+from autopipe.core.isolation import cores_of
 from autopipe.core.plan import Mode, NgramOptions, Plan, StagePlan, Warmup, WhenShort
 from autopipe.core.stats import NGRAM
 
@@ -21,6 +22,7 @@ class StageConfig(UserModel):
         producer_name: what stats call the stage before it (`ngram` for an n-gram drafter); empty without one.
         ngram: options of an n-gram drafter in front of this stage, or None.
         window: tokens the producer may be ahead of this stage.
+        adapter: which of the stage's loaded adapters it uses; None: it has but one, or none.
     """
 
     active: bool = True
@@ -36,6 +38,7 @@ class StageConfig(UserModel):
     warmup: Warmup = Warmup()
     threads: int | None = None
     cores: tuple[int, ...] | None = None
+    adapter: str | None = None
 
 
 def stage_keys(plan: Plan) -> list[str]:
@@ -75,6 +78,13 @@ def default_threads(plan: Plan) -> int:
     return max(1, cores // len(neural_stages(plan)))
 
 
+def bound_cores(stage: StagePlan) -> tuple[int, ...] | None:
+    """The cores a stage's process is bound to: its own, else those of its NUMA node; None: any."""
+    if stage.cores is None and stage.numa is not None:
+        return cores_of(stage.numa)
+    return stage.cores
+
+
 def configure_chain(plan: Plan, slots: Mapping[str, int]) -> dict[str, StageConfig]:
     """What each stage key with a slot is told; stages without a slot (dead, still loading) are bridged over.
 
@@ -104,6 +114,7 @@ def configure_chain(plan: Plan, slots: Mapping[str, int]) -> dict[str, StageConf
             verify_cap=stage.verify_cap,
             warmup=plan.warmup,
             threads=stage.threads or default_threads(plan),
-            cores=stage.cores,
+            cores=bound_cores(stage),
+            adapter=stage.adapter if stage.adapters else None,
         )
     return configs

@@ -33,6 +33,10 @@ class UnsupportedModelError(AutoPipeError):
     """A model (or its cache) cannot serve as this stage; the message gives the reason."""
 
 
+class PlacementError(AutoPipeError):
+    """Stages do not fit the devices; the message says by how much, and what would fit."""
+
+
 class TokenizerMismatchError(AutoPipeError):
     """Two stages of one chain speak different vocabularies; the message names both."""
 
@@ -43,6 +47,19 @@ class ContextLengthError(AutoPipeError):
 
 class RollbackError(AutoPipeError):
     """A backend was asked to roll back to a length it does not hold."""
+
+
+class KVMemoryError(AutoPipeError):
+    """There is no room for the keys and values of more tokens."""
+
+
+class QueueFullError(AutoPipeError):
+    """Too many requests wait already. `retry_after_s` estimates when there will be room."""
+
+    def __init__(self, waiting: int, retry_after_s: float) -> None:
+        super().__init__(f"{waiting} requests wait already; try again in {retry_after_s:.0f} s")
+        self.waiting = waiting
+        self.retry_after_s = retry_after_s
 
 
 class StageError(AutoPipeError):

@@ -10,7 +10,7 @@ import time
 from collections.abc import Iterator
 
 from autopipe.core.board import MAX_SLOTS, Board, create_segment
-from autopipe.core.chain import configure_chain, default_threads, neural_names, neural_stages, stage_keys
+from autopipe.core.chain import bound_cores, configure_chain, default_threads, neural_names, neural_stages, stage_keys
 from autopipe.core.channel import Doorbell
 from autopipe.core.errors import AutoPipeError, EngineClosedError
 from autopipe.core.isolation import mps_environment
@@ -105,7 +105,7 @@ class Fleet:
                         "name": worker.name,
                         "exact": plan.exact,
                         "threads": stage.threads or default_threads(plan),
-                        "cores": stage.cores,
+                        "cores": bound_cores(stage),
                     }
                 )
 

@@ -17,6 +17,7 @@ from pydantic import Field, model_validator
 
 from autopipe.core.config import UserModel, load_yaml
 from autopipe.core.errors import ConfigError
+from autopipe.core.tuned import Tuned
 
 MAX_STAGES = 5
 MAX_WINDOW = 128
@@ -51,6 +52,14 @@ class Dtype(StrEnum):
     FP32 = "fp32"
     BF16 = "bf16"
     FP16 = "fp16"
+    INT8 = "int8"
+    """Weights in 8 bits. As a target's it changes the output (`autopipe bench` says how much); never part of `auto`."""
+    INT4 = "int4"
+
+
+class StreamPriority(StrEnum):
+    HIGH = "high"
+    LOW = "low"
 
 
 class WhenShort(StrEnum):
@@ -96,13 +105,19 @@ class NgramOptions(UserModel):
     Attributes:
         max_order: longest suffix looked up, in tokens.
         min_order: shortest suffix that may propose.
-        table: learned table (a safetensors file), or None for the request's own text alone.
+        table: learned table: a safetensors file made by `autopipe drafts ngram`, or the name of a model whose table
+            comes with AutoPipe (`smollm2-135m`); None: the request's own text alone.
+        online: also learn from the tokens accepted in earlier requests, in this process, for as long as it runs.
+            Output never changes; timing does, so it is off where runs are compared.
+        online_entries: most contexts learned online, about 250 bytes each.
         gate: choose the number of drafts by confidence and measured step cost; false: always fill the window.
     """
 
     max_order: int = Field(default=6, ge=1, le=16)
     min_order: int = Field(default=1, ge=1, le=16)
     table: str | None = None
+    online: bool = False
+    online_entries: int = Field(default=100_000, ge=1, le=10_000_000)
     gate: bool = True
 
     @model_validator(mode="after")
@@ -112,13 +127,32 @@ class NgramOptions(UserModel):
         return self
 
 
+class CudaOptions(UserModel):
+    """How a stage shares a GPU with others. Where the platform lacks one of these, stats say why it has no effect.
+
+    Attributes:
+        stream_priority: of what it computes, against other streams of its process and, with MPS, of others.
+        mps_percent: of the multiprocessors, for its process; needs the MPS daemon. None: all.
+        graphs: the `fused` backend replays CUDA graphs; false: operation by operation.
+        pinned: page-lock the token rings.
+    """
+
+    stream_priority: StreamPriority | None = None
+    mps_percent: int | None = Field(default=None, ge=1, le=100)
+    graphs: bool = True
+    pinned: bool = False
+
+
 class StagePlan(UserModel):
     """One stage of a chain.
 
     Attributes:
         model: a model in the registry (`smollm2-135m`), hub id, folder, `FILE.gguf`, `REPO:FILE.gguf`; or `ngram`,
             or `emulated`.
-        name: how stats name the stage; default: made from the model.
+        name: how stats name the stage; default: made from the model and the adapter.
+        adapter: folder of a PEFT adapter; or of a drafter made by `autopipe drafts distill`, which makes the stage some
+            of the model's layers; or the name of a model whose drafter comes with AutoPipe (`smollm2-135m`).
+        adapters: drafters that are loaded together, `adapter` among them, so that changing `adapter` loads nothing.
         window: tokens this stage may be ahead of its consumer (ignored for the target).
         min_drafts: drafts this stage waits for before it verifies (ignored for the first stage and in lockstep,
             which waits for the full window).
@@ -127,6 +161,7 @@ class StagePlan(UserModel):
         verify_cap: most drafts checked in one forward.
         threads: compute threads; None: all cores in lockstep and plain, an equal share in async.
         cores: CPU cores the stage's process is bound to; None: all.
+        numa: NUMA node that its memory comes from, and its cores where `cores` is None; None: any.
     """
 
     model: str = Field(min_length=1)
@@ -135,13 +170,16 @@ class StagePlan(UserModel):
     dtype: Dtype = Dtype.AUTO
     device: str = "auto"
     device_map: str | dict[str, int | str] | None = None
-    adapter: str | None = None
+    adapter: str | None = Field(default=None, min_length=1)
+    adapters: tuple[str, ...] = ()
     window: int = Field(default=4, ge=1, le=MAX_WINDOW)
     min_drafts: int = Field(default=1, ge=0, le=MAX_WINDOW)
     when_short: WhenShort = WhenShort.WAIT
     verify_cap: int = Field(default=MAX_WINDOW, ge=1, le=MAX_WINDOW)
     threads: int | None = Field(default=None, ge=1, le=1024)
     cores: tuple[Annotated[int, Field(ge=0)], ...] | None = Field(default=None, min_length=1)
+    numa: int | None = Field(default=None, ge=0, lt=1024)
+    cuda: CudaOptions = CudaOptions()
     emulated: EmulatedStage | None = None
     ngram: NgramOptions | None = None
     trust_remote_code: bool = False
@@ -160,6 +198,8 @@ class StagePlan(UserModel):
             raise ConfigError("emulated", self.emulated, "given exactly when model is `emulated`")
         if self.ngram is not None and not self.is_ngram:
             raise ConfigError("ngram", "given", "only when model is `ngram`")
+        if self.adapters and self.adapter not in self.adapters:
+            raise ConfigError("adapter", self.adapter, f"one of `adapters` ({', '.join(self.adapters)})")
         return self
 
     def ngram_options(self) -> NgramOptions:
@@ -168,10 +208,15 @@ class StagePlan(UserModel):
 
     def identity(self) -> dict[str, Any]:
         """What must be equal for two stages to share a loaded model."""
-        return self.model_dump(
-            mode="json",
-            exclude={"name", "window", "min_drafts", "when_short", "verify_cap", "threads", "cores", "ngram"},
-        )
+        exclude = {"name", "window", "min_drafts", "when_short", "verify_cap", "threads", "cores", "ngram"}
+        return self.model_dump(mode="json", exclude=exclude | ({"adapter"} if self.adapters else set()))
+
+    def default_name(self) -> str:
+        """The last parts of the model's and the adapter's names; `MODEL+drafter` for one named like its model."""
+        model, adapter = (part.rstrip("/").rsplit("/", 1)[-1] for part in (self.model, self.adapter or ""))
+        if not adapter:
+            return model
+        return f"{model}+{'drafter' if adapter == model else adapter}"
 
 
 class Warmup(UserModel):
@@ -204,6 +249,7 @@ class Plan(UserModel):
     Attributes:
         chain: stages, cheapest drafter first, the target last.
         exact: true (default): output is bit for bit that of plain decoding, in any dtype. False may be faster.
+        tuned: written by `autopipe tune`: where and for what the plan was chosen. Has no effect on how it runs.
     """
 
     chain: tuple[StagePlan, ...] = Field(min_length=1, max_length=MAX_STAGES)
@@ -211,6 +257,7 @@ class Plan(UserModel):
     verification: Verification = Verification.EQUALITY
     exact: bool = True
     warmup: Warmup = Warmup()
+    tuned: Tuned | None = None
 
     @property
     def target(self) -> StagePlan:
@@ -219,6 +266,14 @@ class Plan(UserModel):
     @property
     def drafters(self) -> tuple[StagePlan, ...]:
         return self.chain[:-1]
+
+    def learning_online(self, online: bool) -> Plan:
+        """This plan with its n-gram drafter, if it has one, learning from earlier requests or not."""
+        first = self.chain[0]
+        if not first.is_ngram or first.ngram_options().online == online:
+            return self
+        drafter = first.model_copy(update={"ngram": first.ngram_options().replace(online=online)})
+        return self.model_copy(update={"chain": (drafter, *self.chain[1:])})
 
     @model_validator(mode="after")
     def _chain_fits(self) -> Plan:
@@ -248,7 +303,7 @@ class Plan(UserModel):
         """A name for each stage: its own, or one made from the model, numbered where two are alike."""
         taken: list[str] = []
         for stage in self.chain:
-            base = stage.name or stage.model.rstrip("/").rsplit("/", 1)[-1]
+            base = stage.name or stage.default_name()
             name, number = base, 2
             while stage.name is None and name in taken:
                 name, number = f"{base}-{number}", number + 1

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import functools
 import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from autopipe.core.errors import ConfigError, TokenizerMismatchError
-from autopipe.core.plan import Plan
+from autopipe.core.isolation import numa_nodes
+from autopipe.core.ngram_shipped import TOKENIZER_KEY
+from autopipe.core.plan import Dtype, Plan
 
 if TYPE_CHECKING:
     from autopipe.core.backends.load import StageInfo
+    from autopipe.core.ngram_table import NgramTable
 
 Progress = Callable[[str], None]
 """Called with a line of text when something slow begins."""
@@ -52,8 +56,8 @@ def inspect_plan(plan: Plan, *, progress: Progress | None = None) -> PlanInfo:
     _check_cores(plan)
     if plan.target.is_emulated:
         _check_emulated(plan)
-    table = plan.chain[0].ngram_options().table if plan.chain[0].is_ngram else None
-    num_table_tokens = _check_table(table) if table else 0
+    options = plan.chain[0].ngram_options() if plan.chain[0].is_ngram else None
+    table = _load_table(options.table) if options is not None and options.table else None
     from autopipe.core.backends.load import check_stage
 
     infos = {
@@ -62,32 +66,80 @@ def inspect_plan(plan: Plan, *, progress: Progress | None = None) -> PlanInfo:
         if not stage.is_ngram
     }
     if not plan.target.is_emulated:
+        _check_target_is_whole(plan)
         _check_tokenizers(plan, infos)
     target = infos[len(plan.chain) - 1]
-    if num_table_tokens > target.vocab_size:
-        raise TokenizerMismatchError(
-            f"the n-gram table {table!r} has tokens up to {num_table_tokens - 1}, the target "
-            f"{plan.target.model!r} only {target.vocab_size}: it was learned with another tokenizer"
-        )
+    _check_exact_target(plan, target)
+    if options is not None and table is not None:
+        _check_table(table, str(options.table), plan, target.vocab_size)
     return PlanInfo(tuple(target.eos_token_ids), target.vocab_size, target.max_length)
 
 
 def _check_cores(plan: Plan) -> None:
     usable = os.sched_getaffinity(0)
+    nodes = numa_nodes()
     for index, stage in enumerate(plan.chain):
         if stage.cores is not None and not usable.issuperset(stage.cores):
             allowed = f"of the cores this process may use: {', '.join(map(str, sorted(usable)))}"
             raise ConfigError(f"chain.{index}.cores", list(stage.cores), allowed)
+        if stage.numa is not None and nodes and stage.numa not in nodes:
+            raise ConfigError(f"chain.{index}.numa", stage.numa, f"a NUMA node: {', '.join(map(str, nodes))}")
 
 
-def _check_table(path: str) -> int:
-    """Tokens that an n-gram table must be able to name. Raises what `NgramTable.load` raises."""
+def _load_table(path: str) -> NgramTable:
     from autopipe.core.ngram_table import NgramTable
 
     try:
-        return NgramTable.load(path).max_token_id + 1
+        return NgramTable.load(path)
     except ConfigError as error:
         raise ConfigError("chain.0.ngram.table", error.value, error.allowed) from None
+
+
+def _check_table(table: NgramTable, name: str, plan: Plan, vocab_size: int) -> None:
+    """A table must name tokens of the target's tokenizer: by fingerprint if it has one, by the largest id always."""
+    if table.max_token_id >= vocab_size:
+        raise TokenizerMismatchError(
+            f"the n-gram table {name!r} has tokens up to {table.max_token_id}, the target "
+            f"{plan.target.model!r} only {vocab_size}: it was learned with another tokenizer"
+        )
+    learned_with = table.metadata.get(TOKENIZER_KEY)
+    if learned_with is None:
+        return
+    found = _fingerprint(plan.target.model, plan.target.trust_remote_code, plan.target.is_emulated)
+    if learned_with != found:
+        raise TokenizerMismatchError(
+            f"the n-gram table {name!r} was learned with another tokenizer ({learned_with}) than that of the target "
+            f"{plan.target.model!r} ({found}); make one with `autopipe drafts answers` and `autopipe drafts ngram`"
+        )
+
+
+@functools.lru_cache(maxsize=8)
+def _fingerprint(model: str, trust_remote_code: bool, emulated: bool) -> str:
+    from autopipe.core.models import load_tokenizer, resolve, tokenizer_fingerprint
+
+    if emulated:
+        return tokenizer_fingerprint(toy_tokenizer())
+    return tokenizer_fingerprint(load_tokenizer(resolve(model), trust_remote_code=trust_remote_code))
+
+
+def _check_target_is_whole(plan: Plan) -> None:
+    """A drafter that shares the target's base has lost layers and most of the output head."""
+    from autopipe.core.backends.load import is_drafter
+
+    if is_drafter(plan.target):
+        key = f"chain.{len(plan.chain) - 1}.adapter"
+        raise ConfigError(key, plan.target.adapter, "no drafter: the last stage of a chain is a whole model")
+
+
+def _check_exact_target(plan: Plan, info: StageInfo) -> None:
+    """A target whose rows may round differently in a block and alone cannot give plain decoding's output."""
+    from autopipe.core.backends.quantised import is_exact
+    from autopipe.core.kernels import has_kernels
+
+    by_library = plan.target.dtype in (Dtype.INT8, Dtype.INT4) and not (info.device == "cpu" and has_kernels())
+    if plan.exact and by_library and not is_exact(plan.target.dtype):
+        allowed = "int8, bf16 or fp32 for a target on a GPU; or `exact: false`: its 4-bit library does not round alike"
+        raise ConfigError(f"chain.{len(plan.chain) - 1}.dtype", plan.target.dtype.value, allowed)
 
 
 def _check_tokenizers(plan: Plan, infos: dict[int, StageInfo]) -> None:

@@ -8,7 +8,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 
@@ -82,8 +82,10 @@ def start_worker(
     *,
     threads: int,
     warm: bool,
+    extra_environment: Mapping[str, str] | None = None,
+    module: str = "autopipe.core.worker",
 ) -> WorkerProcess:
-    """Start `python -m autopipe.core.worker`; unlike multiprocessing's spawn this never runs the user's script again.
+    """Start `python -m` module; unlike multiprocessing's spawn this never runs the user's script again.
 
     With `warm` it imports what a real model needs at once, before it is told which.
     """
@@ -96,10 +98,11 @@ def start_worker(
         "PYTHONPATH": os.pathsep.join(path for path in sys.path if path),
         "OMP_NUM_THREADS": str(threads),
         "TOKENIZERS_PARALLELISM": "false",
+        **(extra_environment or {}),
     }
     environment.setdefault("TRANSFORMERS_VERBOSITY", "error")
     process = subprocess.Popen(
-        [sys.executable, "-P", "-m", "autopipe.core.worker"]
+        [sys.executable, "-P", "-m", module]
         + ["--channel", str(theirs.fileno()), "--board", str(board_descriptor), "--slot", str(slot.index)]
         + ["--parent", str(os.getpid()), "--bells", bell_list]
         + (["--warm"] if warm else []),

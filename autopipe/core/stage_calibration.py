@@ -28,7 +28,7 @@ def measure(backend: StageBackend, meter: StageMeter) -> None:
         started = time.monotonic()
         backend.prefill(prompt)
         meter.observe_prefill(len(prompt), time.monotonic() - started)
-    for num_tokens in (1, 1, 2, 4, 8) * 3:
+    for num_tokens in (1, 1, 2, 4, 8, 12) * 3:
         if time.monotonic() > deadline or backend.length + num_tokens > backend.max_length:
             break
         length, started = backend.length, time.monotonic()

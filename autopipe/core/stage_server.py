@@ -115,6 +115,8 @@ class StageServer:
             self._begin(message)
         elif kind == "end":
             self._end(message["request"])
+        elif kind == "save-ngrams":
+            self._save_ngrams(message)
 
     # -- messages -------------------------------------------------------------------------------------------
 
@@ -175,11 +177,24 @@ class StageServer:
             set_threads = getattr(self._backend, "set_threads", None)
             if set_threads is not None:
                 set_threads(config.threads)
+        if config.adapter is not None:
+            self._select(config.adapter)
         try:
             self._stage.configure(config)
         except AutoPipeError as error:
             self._note(f"no n-gram drafter: {error}")
             self._stage.configure(config.replace(ngram=None))
+
+    def _select(self, adapter: str) -> None:
+        """Change to another of the backend's adapters; the one in use stays where that fails."""
+        from autopipe.core.backends.shared_base import SharedBaseBackend
+        from autopipe.core.models.shared_base import adapter_folder
+
+        if isinstance(self._backend, SharedBaseBackend):
+            try:
+                self._backend.select(adapter_folder(adapter))
+            except AutoPipeError as error:
+                self._note(f"still drafting with {self._backend.adapter}: {error}")
 
     def _bind(self, cores: Sequence[int] | None, threads: int | None) -> None:
         """Bind this process to `cores` (None: those it was started with) and torch to `threads`."""
@@ -251,6 +266,14 @@ class StageServer:
                 "trace": [list(e) for e in trace or ()],
             }
         )
+
+    def _save_ngrams(self, message: Message) -> None:
+        assert self._stage is not None
+        answer: Message = {"type": "saved-ngrams", "number": message["number"]}
+        try:
+            self._channel.send({**answer, "contexts": self._stage.save_ngrams(message["path"])})
+        except AutoPipeError as error:
+            self._channel.send({**answer, "error": type(error).__name__, "message": str(error)})
 
     # -- answers --------------------------------------------------------------------------------------------
 

@@ -17,6 +17,7 @@ from autopipe.core.backends.fused_config import DecoderShape, reason_unfit, shap
 from autopipe.core.backends.fused_runner import Runner
 from autopipe.core.errors import ConfigError, ContextLengthError, RollbackError, UnsupportedModelError
 from autopipe.core.kernels import has_kernels, reason_missing
+from autopipe.core.kernels.formats import WeightFormat
 
 _logger = logging.getLogger(__name__)
 
@@ -33,6 +34,8 @@ class FusedBackend(StageBackend):
         threads: compute threads on the CPU; None: all cores this process may use.
         max_length: longest sequence in tokens; None: the model's own limit.
         name: how stats name the stage.
+        graphs: on CUDA, replay graphs; false: operation by operation.
+        weights: INT8 or INT4: quantise the matrices (CPU kernels only; dtype must be bf16). None: as dtype.
         exact: as in a plan; false allows faster shapes where exactness costs something (CUDA, torch fallback).
 
     Raises:
@@ -51,20 +54,27 @@ class FusedBackend(StageBackend):
         max_length: int | None = None,
         name: str = "fused",
         exact: bool = True,
+        graphs: bool = True,
+        weights: WeightFormat | None = None,
     ) -> None:
         reason = reason_unfit(config, max_length) or self.reason_unfit_dtype(dtype, device)
         if reason is not None:
             raise UnsupportedModelError(f"fused backend: {reason}")
+        if weights is not None and (dtype != torch.bfloat16 or (reason := self.reason_unfit_quantised(device))):
+            raise UnsupportedModelError(f"fused backend: {reason or 'quantised weights go with dtype bf16'}")
         shape = shape_of(config)
         if max_length is not None and not 1 <= max_length <= shape.max_positions:
             raise ConfigError("max_length", max_length, f"1 to the model's {shape.max_positions}")
-        _check_threads(threads)
-        self.name = name
-        self.vocab_size = shape.vocab
-        self.max_length = max_length or shape.max_positions
+        check_threads(threads)
+        max_length = max_length or shape.max_positions
+        runner = _make_runner(shape, state, dtype, device, threads, max_length, exact, graphs, weights)
+        self._begin(runner, shape.vocab, max_length, name)
+
+    def _begin(self, runner: Runner, vocab_size: int, max_length: int, name: str) -> None:
+        self.name, self.vocab_size, self.max_length = name, vocab_size, max_length
         self._length = 0
-        self._runner = _make_runner(shape, state, dtype, device, threads, self.max_length, exact)
-        self.exact = self._runner.exact
+        self._runner = runner
+        self.exact = runner.exact
 
     @staticmethod
     def reason_unfit(config: Any, max_length: int | None = None) -> str | None:
@@ -84,6 +94,13 @@ class FusedBackend(StageBackend):
         if dtype not in allowed:
             return f"{dtype} on {kind}: only {', '.join(str(choice) for choice in allowed)}"
         return None
+
+    @staticmethod
+    def reason_unfit_quantised(device: str = "cpu") -> str | None:
+        """Why weights cannot be quantised here; None when they can."""
+        if device.split(":")[0] != "cpu":
+            return f"its quantised weights are for CPUs, not {device}"
+        return None if has_kernels() else f"quantised weights need the native kernels: {reason_missing()}"
 
     @property
     def length(self) -> int:
@@ -120,7 +137,7 @@ class FusedBackend(StageBackend):
         Raises:
             ConfigError: threads is not 1 or more.
         """
-        _check_threads(threads)
+        check_threads(threads)
         self._runner.set_threads(threads)
 
     def close(self) -> None:
@@ -130,7 +147,8 @@ class FusedBackend(StageBackend):
         return CostNotes(self._runner.weight_bytes, self._runner.kv_bytes_per_token, self._runner.description)
 
 
-def _check_threads(threads: int | None) -> None:
+def check_threads(threads: int | None) -> None:
+    """Raises ConfigError unless it is a sensible number of compute threads, or None."""
     if threads is not None and not 1 <= threads <= 1024:
         raise ConfigError("threads", threads, "1 to 1024")
 
@@ -143,15 +161,17 @@ def _make_runner(
     threads: int | None,
     max_length: int,
     exact: bool,
+    graphs: bool,
+    weights: WeightFormat | None,
 ) -> Runner:
     if device.startswith("cuda"):
         from autopipe.core.backends.fused_cuda import CudaRunner
 
-        return CudaRunner(shape, state, dtype, device, max_length, exact)
+        return CudaRunner(shape, state, dtype, device, max_length, exact, graphs)
     if has_kernels():
         from autopipe.core.backends.fused_native import NativeRunner
 
-        return NativeRunner(shape, state, dtype, threads)
+        return NativeRunner(shape, state, dtype, threads, weights=weights)
     from autopipe.core.backends.fused_torch import TorchRunner
 
     _logger.warning("fused backend on padded torch shapes, slower than native kernels: %s", reason_missing())

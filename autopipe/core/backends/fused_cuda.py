@@ -53,7 +53,8 @@ class CudaRunner(PaddedRunner):
 
     @property
     def description(self) -> str:  # type: ignore[override]
-        return f"CUDA graphs on {self.decoder.device}, {'8 rows' if self.exact else 'row buckets'}"
+        how = "CUDA graphs" if self._use_graphs else "no graphs"
+        return f"{how} on {self.decoder.device}, {'8 rows' if self.exact else 'row buckets'}"
 
     def make_room(self, length: int) -> None:
         if self.decoder.make_room(length):

@@ -11,6 +11,7 @@ from autopipe.core.backends.fused_config import DecoderShape
 from autopipe.core.backends.fused_runner import Runner
 from autopipe.core.backends.fused_weights import DecoderTensors, LayerTensors
 from autopipe.core.kernels import instruction_set
+from autopipe.core.kernels.formats import WeightFormat
 from autopipe.core.kernels.native import (
     LANES,
     VECTOR_PADDING,
@@ -19,12 +20,14 @@ from autopipe.core.kernels.native import (
     ModelAddresses,
     ModelShape,
     NativeModel,
+    Segment,
     Team,
     default_threads,
     pack_matrix,
     pack_pair,
     pack_vector,
 )
+from autopipe.core.kernels.quantise import pack_quantised, pack_quantised_pair, packed_bytes
 
 PAGE_TOKENS = 256
 """Positions per KV page: the step in which the cache grows."""
@@ -53,21 +56,40 @@ class _Arena:
         return self.memory.address + offset
 
 
-def _matrix_shape(outputs: int, inputs: int, dtype: torch.dtype) -> tuple[int, int]:
-    per_step = 2 if dtype == torch.bfloat16 else 1
-    return outputs + -outputs % 16, inputs + -inputs % per_step
-
-
 class _Layout:
     """Puts a decoder's weights into an arena, in the order a forward reads them."""
 
-    def __init__(self, arena: _Arena, shape: DecoderShape, dtype: torch.dtype) -> None:
-        self.arena, self.shape, self.dtype = arena, shape, dtype
+    def __init__(self, arena: _Arena, shape: DecoderShape, dtype: torch.dtype, weights: WeightFormat) -> None:
+        self.arena, self.shape, self.dtype, self.weights = arena, shape, dtype, weights
 
     def matrix(self, outputs: int, inputs: int, make: Callable[[], torch.Tensor]) -> int:
+        return self._matrix(outputs, inputs, self.weights, pack_matrix, make)
+
+    def pair(self, outputs: int, inputs: int, gate: torch.Tensor, up: torch.Tensor) -> int:
+        """Two matrices, their blocks by turns; `outputs` of both together."""
+        if self.weights.quantised:
+            blocks, num_bytes = packed_bytes(outputs, inputs, self.weights)
+            return self.arena.put((blocks, num_bytes), torch.uint8, lambda: pack_quantised_pair(gate, up, self.weights))
+        return self._matrix(outputs, inputs, self.weights, lambda _: pack_pair(gate, up), lambda: gate)
+
+    def head(self, outputs: int, inputs: int, make: Callable[[], torch.Tensor]) -> int:
+        weights = WeightFormat.INT8 if self.weights is WeightFormat.INT4 else self.weights  # see quantised.h
+        return self._matrix(outputs, inputs, weights, pack_matrix, make)
+
+    def _matrix(
+        self,
+        outputs: int,
+        inputs: int,
+        weights: WeightFormat,
+        pack: Callable[[torch.Tensor], torch.Tensor],
+        make: Callable[[], torch.Tensor],
+    ) -> int:
+        if weights.quantised:
+            shape = packed_bytes(outputs, inputs, weights)
+            return self.arena.put(shape, torch.uint8, lambda: pack_quantised(make(), weights))
         per_step = 2 if self.dtype == torch.bfloat16 else 1
         padded = (outputs + -outputs % LANES, inputs + -inputs % per_step)
-        return self.arena.put(padded, self.dtype, make)
+        return self.arena.put(padded, self.dtype, lambda: pack(make()))
 
     def vector(self, size: int, make: Callable[[], torch.Tensor]) -> int:
         return self.arena.put((size + -size % VECTOR_PADDING,), torch.float32, lambda: pack_vector(make()))
@@ -81,10 +103,10 @@ class _Layout:
         qkv = attended + 2 * s.num_kv_heads * s.head_dim
         intermediate = s.intermediate + -s.intermediate % LANES
         return LayerAddresses(
-            qkv=self.matrix(qkv, s.hidden, lambda: pack_matrix(torch.cat((tensors.q, tensors.k, tensors.v)))),
-            output=self.matrix(s.hidden, attended, lambda: pack_matrix(tensors.output)),
-            gate_up=self.matrix(2 * intermediate, s.hidden, lambda: pack_pair(tensors.gate, tensors.up)),
-            down=self.matrix(s.hidden, s.intermediate, lambda: pack_matrix(tensors.down)),
+            qkv=self.matrix(qkv, s.hidden, lambda: torch.cat((tensors.q, tensors.k, tensors.v))),
+            output=self.matrix(s.hidden, attended, lambda: tensors.output),
+            gate_up=self.pair(2 * intermediate, s.hidden, tensors.gate, tensors.up),
+            down=self.matrix(s.hidden, s.intermediate, lambda: tensors.down),
             input_norm=self.vector(s.hidden, lambda: tensors.input_norm),
             mlp_norm=self.vector(s.hidden, lambda: tensors.mlp_norm),
             q_norm=self.optional_vector(tensors.q_norm),
@@ -92,20 +114,88 @@ class _Layout:
             qkv_bias=self.optional_vector(None if tensors.qkv_bias is None else torch.cat(tensors.qkv_bias)),
         )
 
-    def model(self, tensors: DecoderTensors) -> ModelAddresses:
+    def model(self, tensors: DecoderTensors, outside_embedding: int = 0) -> ModelAddresses:
         s = self.shape
         layers = tuple(self.layer(tensors.layer(index)) for index in range(s.num_layers))
-        head = self.matrix(s.vocab, s.hidden, lambda: pack_matrix(tensors.head()))
+        head = self.head(s.vocab, s.hidden, tensors.head)
         final_norm = self.vector(s.hidden, tensors.final_norm)
-        embedding = 0 if s.tied else self.arena.put((s.vocab, s.hidden), self.dtype, tensors.embedding)
+        embedding = outside_embedding
+        if not embedding and (
+            not s.tied or self.weights.quantised
+        ):  # an embedding is read by the row: no need to round
+            embedding = self.arena.put((s.vocab, s.hidden), self.dtype, tensors.embedding)
         return ModelAddresses(layers, final_norm, head, embedding)
 
 
-class NativeRunner(Runner):
-    """Weights packed once; one library call per forward; KV cache in pages.
+class PackedDecoder:
+    """A decoder's weights, packed once for the kernels. Any number of `NativeModel`s may read them.
 
     Args:
         isa: instruction set; None: the best one.
+        embedding: for an untied model, its input embedding, [any vocabulary, hidden] in `dtype`: read where it is
+            instead of being copied. Its vocabulary may be larger than that of the head.
+        weights: how matrices are packed; quantised beside a bf16 cache and embedding. None: in `dtype`.
+
+    Raises:
+        UnsupportedModelError: the state does not fit the config.
+        MemoryError: no room for the weights.
+    """
+
+    def __init__(
+        self,
+        shape: DecoderShape,
+        state: Mapping[str, torch.Tensor],
+        dtype: torch.dtype,
+        isa: str | None = None,
+        embedding: torch.Tensor | None = None,
+        weights: WeightFormat | None = None,
+    ) -> None:
+        self.shape, self.dtype, self.isa = shape, dtype, isa or instruction_set()
+        self.weights = weights or WeightFormat.of(dtype)
+        self._embedding = embedding
+        outside = 0 if embedding is None else embedding.data_ptr()
+        tensors = DecoderTensors(shape, state, dtype)
+        self._arena = _Arena()
+        layout = _Layout(self._arena, shape, dtype, self.weights)
+        layout.model(tensors, outside)
+        self._arena.allocate()
+        self._addresses = layout.model(tensors, outside)
+        own_embedding = not outside and (not shape.tied or self.weights.quantised)
+        embedding_bytes = shape.vocab * shape.hidden * dtype.itemsize if own_embedding else 0
+        self.weight_bytes = self._arena.num_bytes - embedding_bytes  # read by a forward; of an embedding, a row
+
+    def model(self, team: Team, page_tokens: int) -> NativeModel:
+        """The decoder bound to a team, its KV cache in pages of `page_tokens` positions (a multiple of 16)."""
+        s = self.shape
+        return NativeModel(
+            ModelShape(
+                format=self.weights,
+                hidden=s.hidden,
+                intermediate=s.intermediate,
+                num_heads=s.num_heads,
+                num_kv_heads=s.num_kv_heads,
+                head_dim=s.head_dim,
+                vocab=s.vocab,
+                page_tokens=page_tokens,
+                norm_epsilon=s.norm_epsilon,
+                attention_scale=s.attention_scale,
+            ),
+            self._addresses,
+            team,
+            self.isa,
+        )
+
+    def close(self) -> None:
+        if self._arena.memory is not None:
+            self._arena.memory.close()
+
+
+class NativeRunner(Runner):
+    """One library call per forward; KV cache in pages.
+
+    Args:
+        isa: instruction set; None: the best one.
+        weights: as of `PackedDecoder`.
 
     Raises:
         UnsupportedModelError: the state does not fit the config.
@@ -119,18 +209,24 @@ class NativeRunner(Runner):
         dtype: torch.dtype,
         threads: int | None = None,
         isa: str | None = None,
+        weights: WeightFormat | None = None,
     ) -> None:
+        self._run_on(PackedDecoder(shape, state, dtype, isa, weights=weights), threads)
+
+    @classmethod
+    def of(cls, weights: PackedDecoder, threads: int | None = None) -> NativeRunner:
+        """A runner on weights packed before; it closes them."""
+        runner = cls.__new__(cls)
+        runner._run_on(weights, threads)
+        return runner
+
+    def _run_on(self, weights: PackedDecoder, threads: int | None) -> None:
         self.exact = True
-        self._shape, self._dtype, self._isa = shape, dtype, isa or instruction_set()
+        shape, dtype = weights.shape, weights.dtype
+        self._shape, self._dtype = shape, dtype
         self._threads = threads or default_threads()
-        tensors = DecoderTensors(shape, state, dtype)
-        self._arena = _Arena()
-        layout = _Layout(self._arena, shape, dtype)
-        layout.model(tensors)
-        self._arena.allocate()
-        self._addresses = layout.model(tensors)
-        embedding_bytes = 0 if shape.tied else shape.vocab * shape.hidden * dtype.itemsize
-        self.weight_bytes = self._arena.num_bytes - embedding_bytes  # read by a forward; of an embedding, a row
+        self._weights = weights
+        self.weight_bytes = self._weights.weight_bytes
         self._pages: list[Memory] = []
         self._page_table = (ctypes.c_void_p * 0)()
         self._rope = shape.rope_tables(0)
@@ -140,28 +236,12 @@ class NativeRunner(Runner):
 
     @property
     def description(self) -> str:  # type: ignore[override]
-        return f"native kernels, {self._isa}, {self._threads} threads"
+        quantised = f", {self._weights.weights.name.lower()} weights" if self._weights.weights.quantised else ""
+        return f"native kernels, {self._weights.isa}, {self._threads} threads{quantised}"
 
     def _start(self) -> None:
-        s = self._shape
         self._team = Team(self._threads)
-        self._model = NativeModel(
-            ModelShape(
-                bf16=self._dtype == torch.bfloat16,
-                hidden=s.hidden,
-                intermediate=s.intermediate,
-                num_heads=s.num_heads,
-                num_kv_heads=s.num_kv_heads,
-                head_dim=s.head_dim,
-                vocab=s.vocab,
-                page_tokens=PAGE_TOKENS,
-                norm_epsilon=s.norm_epsilon,
-                attention_scale=s.attention_scale,
-            ),
-            self._addresses,
-            self._team,
-            self._isa,
-        )
+        self._model = self._weights.model(self._team, PAGE_TOKENS)
 
     def set_threads(self, threads: int) -> None:
         if threads != self._threads:
@@ -172,6 +252,13 @@ class NativeRunner(Runner):
     def _stop(self) -> None:
         self._model.close()
         self._team.close()
+
+    def use(self, weights: PackedDecoder) -> PackedDecoder:
+        """Compute with other weights of the same shape from now on; returns those used so far, not closed."""
+        model, before = weights.model(self._team, PAGE_TOKENS), self._weights
+        self._model.close()
+        self._model, self._weights = model, weights
+        return before
 
     def _make_room(self, length: int) -> None:
         needed = -(-length // PAGE_TOKENS)
@@ -188,7 +275,8 @@ class NativeRunner(Runner):
         self._make_room(position + len(ids))
         if self._logits.shape[0] < num_logits:
             self._logits = torch.empty(num_logits, self._shape.vocab)
-        self._model.forward(ids, position, self._page_table, self._rope, len(ids) - num_logits, self._logits)
+        segment = Segment(ids, position, self._page_table, num_logits)
+        self._model.forward([segment], self._rope, self._logits)
         return self._logits[:num_logits]
 
     def close(self) -> None:
@@ -196,5 +284,4 @@ class NativeRunner(Runner):
         for page in self._pages:
             page.close()
         self._pages.clear()
-        if self._arena.memory is not None:
-            self._arena.memory.close()
+        self._weights.close()

@@ -10,12 +10,13 @@ from autopipe.core.errors import ConfigError, UnsupportedModelError
 from autopipe.core.models.cache import Progress
 from autopipe.core.models.loading import choose_dtype, eos_token_ids, load_config, load_state, weight_files
 from autopipe.core.models.spec import ModelSource, resolve
-from autopipe.core.plan import BackendName, StagePlan
+from autopipe.core.plan import BackendName, Dtype, StagePlan
 
 if TYPE_CHECKING:
     import torch
 
     from autopipe.core.backends.base import StageBackend
+    from autopipe.core.kernels.formats import WeightFormat
 
 _logger = logging.getLogger(__name__)
 
@@ -68,10 +69,7 @@ def check_stage(stage: StagePlan, key: str = "model", *, progress: Progress | No
     source = resolve(stage.model, key)
     weight_files(source, progress)
     config = load_config(source, trust_remote_code=stage.trust_remote_code)
-    if stage.adapter is not None:
-        from autopipe.core.models.adapters import read_adapter_config
-
-        read_adapter_config(stage.adapter, _sibling(key, "adapter"))
+    _check_adapters(stage, source, config, key)
     choice = _choose(stage, source, config, key)
     text_config = config.get_text_config(decoder=True)
     return StageInfo(
@@ -100,7 +98,7 @@ def load_backend(
     Raises:
         ConfigError, ModelLoadError, UnsupportedModelError: as `check_stage`, or while loading.
     """
-    name = stage.name or stage.model.rstrip("/").rsplit("/", 1)[-1]
+    name = stage.name or stage.default_name()
     if stage.emulated is not None:
         from autopipe.core.backends.emulated import EmulatedBackend
 
@@ -111,12 +109,29 @@ def load_backend(
     weight_files(source, progress)
     config = load_config(source, trust_remote_code=stage.trust_remote_code)
     choice = _choose(stage, source, config, "model")
+    if is_drafter(stage):
+        from autopipe.core.backends.shared_base import SharedBaseBackend
+
+        folders = _adapter_folders(stage)
+        drafter = SharedBaseBackend(
+            config, load_state(source, choice.dtype), folders, dtype=choice.dtype, threads=threads, name=name
+        )
+        drafter.choice_reason = choice.reason
+        return drafter
     if choice.backend is BackendName.FUSED:
         from autopipe.core.backends.fused import FusedBackend
 
         state = load_state(source, choice.dtype, adapter=stage.adapter)
         fused = FusedBackend(
-            config, state, dtype=choice.dtype, device=choice.device, threads=threads, name=name, exact=exact
+            config,
+            state,
+            dtype=choice.dtype,
+            device=choice.device,
+            threads=threads,
+            name=name,
+            exact=exact,
+            graphs=stage.cuda.graphs,
+            weights=choice.weights,
         )
         fused.choice_reason = choice.reason
         return fused
@@ -134,8 +149,11 @@ def load_backend(
         trust_remote_code=stage.trust_remote_code,
         threads=threads,
         name=name,
+        weights=choice.weights,
     )
     backend.choice_reason = "; ".join(filter(None, [choice.reason, backend.choice_reason]))
+    if choice.weights is None and stage.dtype is Dtype.INT4:
+        backend.exact = False  # see backends/quantised.py
     return backend
 
 
@@ -145,6 +163,8 @@ class _Choice:
     reason: str
     dtype: torch.dtype
     device: str
+    weights: WeightFormat | None = None
+    """Quantised by our kernels."""
 
 
 def _choose(stage: StagePlan, source: ModelSource, config: Any, key: str) -> _Choice:
@@ -154,12 +174,19 @@ def _choose(stage: StagePlan, source: ModelSource, config: Any, key: str) -> _Ch
         ConfigError: a device that is not there.
         UnsupportedModelError: no backend, or not the one asked for, can run the model.
     """
-    device = _device(stage, key)
+    drafter = is_drafter(stage)
+    device = "cpu" if drafter and stage.device == "auto" else _device(stage, key)
     dtype = choose_dtype(stage.dtype, source, device.partition(":")[0])
+    if drafter:
+        if stage.dtype in (Dtype.INT8, Dtype.INT4):
+            allowed = "fp32 or bf16 for a drafter of the target's own layers, which are kept once"
+            raise ConfigError(_sibling(key, "dtype"), stage.dtype.value, allowed)
+        return _choose_drafter(stage, config, dtype, device, key)
+    weights = _quantisation(stage, device, key)
     if stage.backend is not BackendName.TRANSFORMERS:
         reason = _unfit_for_fused(stage, config, dtype, device)
         if reason is None:
-            return _Choice(BackendName.FUSED, f"{config.model_type} fits the fast path", dtype, device)
+            return _Choice(BackendName.FUSED, f"{config.model_type} fits the fast path", dtype, device, weights)
         if stage.backend is BackendName.FUSED:
             raise UnsupportedModelError(f"{key}: the fused backend cannot run {stage.model}: {reason}")
         chosen = f"fused cannot run it: {reason}"
@@ -168,7 +195,51 @@ def _choose(stage: StagePlan, source: ModelSource, config: Any, key: str) -> _Ch
     reason = _unfit_for_transformers(stage, config)
     if reason is not None:
         raise UnsupportedModelError(f"{key}: {stage.model} cannot serve as a stage: {reason}")
-    return _Choice(BackendName.TRANSFORMERS, chosen, dtype, device)
+    return _Choice(BackendName.TRANSFORMERS, chosen, dtype, device, weights)
+
+
+def is_drafter(stage: StagePlan) -> bool:
+    """Whether a stage is not the whole of its model but a drafter made by `autopipe drafts distill`."""
+    from autopipe.core.models.shared_base import adapter_folder, is_shared_base_drafter
+
+    return stage.adapter is not None and is_shared_base_drafter(adapter_folder(stage.adapter))
+
+
+def _choose_drafter(stage: StagePlan, config: Any, dtype: torch.dtype, device: str, key: str) -> _Choice:
+    from autopipe.core.backends.fused import FusedBackend
+    from autopipe.core.backends.shared_base import reason_unfit_drafter
+
+    if stage.backend not in (BackendName.AUTO, BackendName.FUSED):
+        raise UnsupportedModelError(f"{key}: a drafter of the target's own layers runs on the fused backend only")
+    reason = reason_unfit_drafter(config, device) or FusedBackend.reason_unfit_dtype(dtype, device)
+    if reason is not None:
+        raise UnsupportedModelError(f"{key}: the drafter {stage.adapter} cannot run: {reason}")
+    return _Choice(BackendName.FUSED, "layers of the model and an adapter", dtype, device)
+
+
+def _adapter_folders(stage: StagePlan) -> list[str]:
+    """Folders of a stage's adapters, the one in use first."""
+    from autopipe.core.models.shared_base import adapter_folder
+
+    return [adapter_folder(adapter) for adapter in dict.fromkeys((str(stage.adapter), *stage.adapters))]
+
+
+def _check_adapters(stage: StagePlan, source: ModelSource, config: Any, key: str) -> None:
+    """Raises ConfigError or ModelLoadError for an adapter that is missing, or a drafter made for another target."""
+    if stage.adapter is None:
+        return
+    from autopipe.core.models.adapters import read_adapter_config
+    from autopipe.core.models.shared_base import check_drafter
+
+    where = _sibling(key, "adapter")
+    if not is_drafter(stage):
+        if stage.adapters:
+            raise ConfigError(_sibling(key, "adapters"), list(stage.adapters), "drafters of `autopipe drafts distill`")
+        read_adapter_config(stage.adapter, where)
+        return
+    state = load_state(source)
+    for folder in _adapter_folders(stage):
+        check_drafter(folder, config, state, where)
 
 
 def _device(stage: StagePlan, key: str) -> str:
@@ -192,7 +263,30 @@ def _unfit_for_fused(stage: StagePlan, config: Any, dtype: torch.dtype, device: 
         reason = unmergeable_reason(read_adapter_config(stage.adapter))
         if reason is not None:
             return reason
+    if stage.dtype in (Dtype.INT8, Dtype.INT4) and (reason := FusedBackend.reason_unfit_quantised(device)):
+        return reason
     return FusedBackend.reason_unfit(config) or FusedBackend.reason_unfit_dtype(dtype, device)
+
+
+def _quantisation(stage: StagePlan, device: str, key: str) -> WeightFormat | None:
+    """The format our kernels quantise to; None: not quantised, or by a library (`backends/quantised.py`).
+
+    Raises:
+        ConfigError: neither our kernels nor a library can do it here.
+    """
+    if stage.dtype not in (Dtype.INT8, Dtype.INT4):
+        return None
+    from autopipe.core.backends.quantised import reason_missing as library_missing
+    from autopipe.core.kernels import has_kernels, reason_missing
+    from autopipe.core.kernels.formats import WeightFormat
+
+    if device == "cpu" and stage.device_map is None and has_kernels():
+        return WeightFormat.INT8 if stage.dtype is Dtype.INT8 else WeightFormat.INT4
+    missing = library_missing(stage.dtype, device)
+    if missing is not None:
+        why = f"{missing}; our own kernels: {reason_missing() or 'for CPUs only'}"
+        raise ConfigError(_sibling(key, "dtype"), stage.dtype.value, f"fp32, bf16 or fp16 here ({why})")
+    return None
 
 
 def _unfit_for_transformers(stage: StagePlan, config: Any) -> str | None:

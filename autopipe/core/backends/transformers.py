@@ -25,6 +25,7 @@ from autopipe.core.backends.transformers_check import check_at_load
 from autopipe.core.backends.transformers_layout import Layout
 from autopipe.core.backends.transformers_linear import KernelLinears, fits_kernels
 from autopipe.core.errors import ConfigError, ContextLengthError, RollbackError, UnsupportedModelError
+from autopipe.core.kernels.formats import WeightFormat
 from autopipe.core.kernels.native import default_threads
 from autopipe.core.models.spec import ModelSource
 from autopipe.core.plan import Dtype
@@ -75,6 +76,7 @@ class TransformersBackend(StageBackend):
         max_length: int | None = None,
         name: str | None = None,
         kernels: bool = True,
+        weights: WeightFormat | None = None,
         check: bool = True,
     ) -> None:
         if rows < 1:
@@ -87,7 +89,15 @@ class TransformersBackend(StageBackend):
         if isinstance(model, (str, ModelSource)):
             from autopipe.core.backends.transformers_loading import load_model
 
-            self._model, source = load_model(model, dtype, device, device_map, adapter, trust_remote_code)
+            self._model, source = load_model(
+                model,
+                dtype,
+                device,
+                device_map,
+                adapter,
+                trust_remote_code,
+                quantise=weights is None and dtype in (Dtype.INT8, Dtype.INT4),
+            )
             name = name or source.name
         self._model.eval().requires_grad_(False)
         config = self._model.config
@@ -102,8 +112,11 @@ class TransformersBackend(StageBackend):
         self.layout = Layout.FREE
         self.choice_reason = ""
         self._linears: KernelLinears | None = None
+        self._weights = weights
         if kernels and fits_kernels(self._model):
-            self._linears = KernelLinears(self._model, threads)
+            self._linears = KernelLinears(self._model, threads, weights)
+        elif weights is not None:
+            raise UnsupportedModelError(f"{self.name}: its layers cannot be quantised by the native kernels")
         if threads is not None or self._linears is not None:
             self.set_threads(threads or 0)
         if exact:
@@ -144,7 +157,13 @@ class TransformersBackend(StageBackend):
             torch.set_num_threads(threads or default_threads())
 
     def give_up_kernels(self) -> None:
-        """Go back to the model's own linear layers, while that is possible: during the check at load."""
+        """Go back to the model's own linear layers, while that is possible: during the check at load.
+
+        Raises:
+            UnsupportedModelError: the layers were quantised: their own ones are another model.
+        """
+        if self._weights is not None:
+            raise UnsupportedModelError(f"{self.name}: exact output needs layers of its own, which are not quantised")
         if self._linears is not None:
             threads = self._linears.team.team.threads
             self._linears.restore()

@@ -7,12 +7,15 @@ from memory once for up to 8 rows. So an exact forward needs no padding rows.
 from __future__ import annotations
 
 import ctypes
+import math
 from typing import Any
 
 import torch
 
 from autopipe.core.kernels import has_kernels, native
+from autopipe.core.kernels.formats import WeightFormat
 from autopipe.core.kernels.native import LANES, VECTOR_PADDING, Memory, Team, default_threads, pack_matrix
+from autopipe.core.kernels.quantise import pack_quantised, packed_bytes
 
 _MAX_ROWS = 256
 _DTYPES = (torch.bfloat16, torch.float32)
@@ -25,18 +28,23 @@ class KernelLinear(torch.nn.Module):
     """
 
     def __init__(
-        self, weight: torch.Tensor, bias: torch.Tensor | None, team: KernelTeam, store: WeightStore | None = None
+        self,
+        weight: torch.Tensor,
+        bias: torch.Tensor | None,
+        team: KernelTeam,
+        store: WeightStore | None = None,
+        weights: WeightFormat | None = None,
     ) -> None:
         super().__init__()
         self.out_features, self.in_features = weight.shape
         self.weight = torch.nn.Parameter(torch.empty_like(weight, device="meta"), requires_grad=False)
         self.bias = None if bias is None else torch.nn.Parameter(bias.detach(), requires_grad=False)
-        packed = pack_matrix(weight.detach())
+        packed = pack_matrix(weight.detach()) if weights is None else pack_quantised(weight.detach(), weights)
         self._packed = packed if store is None else store.keep(packed)
         self._team = team
         self._store = store  # keeps the memory behind the packed weight
         self._job = native._MatmulJob(
-            bf16=weight.dtype is torch.bfloat16,
+            format=weights or WeightFormat.of(weight.dtype),
             inputs=self.in_features,
             outputs=self.out_features,
             weights=self._packed.data_ptr(),
@@ -59,8 +67,8 @@ class KernelLinear(torch.nn.Module):
 class WeightStore:
     """One allocation on huge pages for all packed weights of a model: streaming over small pages is slower."""
 
-    def __init__(self, weights: list[torch.Tensor]) -> None:
-        self._memory = Memory(sum(_packed_bytes(weight) for weight in weights))
+    def __init__(self, num_bytes: int) -> None:
+        self._memory = Memory(num_bytes)
         self._used = 0
 
     def keep(self, packed: torch.Tensor) -> torch.Tensor:
@@ -99,7 +107,7 @@ class KernelTeam:
 class KernelLinears:
     """The linear layers of one model, moved to the kernels; `restore` moves them back, `commit` makes it final."""
 
-    def __init__(self, model: torch.nn.Module, threads: int | None) -> None:
+    def __init__(self, model: torch.nn.Module, threads: int | None, weights: WeightFormat | None = None) -> None:
         self.team = KernelTeam(threads)
         self._replaced = [
             (parent, name, child)
@@ -107,12 +115,13 @@ class KernelLinears:
             for name, child in parent.named_children()
             if _matrix(child) is not None
         ]
-        store = WeightStore([weight for *_, child in self._replaced if (weight := _matrix(child)) is not None])
+        matrices = [weight for *_, child in self._replaced if (weight := _matrix(child)) is not None]
+        store = WeightStore(sum(_packed_bytes(weight, weights) for weight in matrices))
         for parent, name, child in self._replaced:
             weight = _matrix(child)
             bias: Any = child.bias
             if weight is not None:
-                setattr(parent, name, KernelLinear(weight, bias, self.team, store))
+                setattr(parent, name, KernelLinear(weight, bias, self.team, store, weights))
 
     def restore(self) -> None:
         """Put the model's own layers back."""
@@ -131,8 +140,10 @@ def fits_kernels(model: torch.nn.Module) -> bool:
     return bool(matrices) and has_kernels() and all(weight.device.type == "cpu" for weight in matrices)
 
 
-def _packed_bytes(weight: torch.Tensor) -> int:
+def _packed_bytes(weight: torch.Tensor, weights: WeightFormat | None) -> int:
     outputs, inputs = weight.shape
+    if weights is not None:
+        return math.prod(packed_bytes(outputs, inputs, weights))
     inputs += inputs % 2 if weight.dtype is torch.bfloat16 else 0
     return (outputs + -outputs % LANES) * inputs * weight.element_size()
 

@@ -39,8 +39,13 @@ def load_model(
     device_map: str | dict[str, int | str] | None,
     adapter: str | None,
     trust_remote_code: bool,
+    *,
+    quantise: bool = False,
 ) -> tuple[Any, ModelSource]:
     """Load a causal language model with AutoPipe's attention where its architecture allows another one.
+
+    Args:
+        quantise: have transformers quantise the weights to `dtype` as it loads them.
 
     Raises:
         ConfigError: a bad spec or device.
@@ -56,6 +61,10 @@ def load_model(
     if device_map is not None:
         options["device_map"] = device_map
     folder = local_folder(source)
+    if quantise:
+        from autopipe.core.backends.quantised import quantisation_config
+
+        options["quantization_config"] = quantisation_config(dtype, "cuda" if place is None else place.type)
     try:
         with no_progress_bars():
             loaded = AutoModelForCausalLM.from_pretrained(

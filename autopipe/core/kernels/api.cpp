@@ -1,7 +1,9 @@
 // The C interface: thread teams, models, forwards, and plain products for tests.
+#include <algorithm>
 #include <cstdlib>
 #include <cstring>
 #include <new>
+#include <vector>
 
 #include "common.h"
 #include "model.h"
@@ -60,16 +62,23 @@ class Model {
     Model& operator=(const Model&) = delete;
 
     void forward(const Pass& pass) {
-        make_room_for_scores(pass.position + pass.rows);
-        for (int64_t done = 0; done < pass.rows; done += kMaxRows) {
-            Pass part = pass;
-            part.ids += done;
-            part.position += done;
-            part.rows = pass.rows - done < kMaxRows ? pass.rows - done : kMaxRows;
-            const int64_t first = pass.first_logit_row - done;
-            part.first_logit_row = first < 0 ? 0 : first > part.rows ? part.rows : first;
-            if (first < 0) part.logits += -first * model_.vocab;
-            ForwardJob job{&model_, &sizes_, &workspace_, part};
+        place_rows(pass);
+        const int64_t rows = static_cast<int64_t>(places_.size());
+        int64_t done_logits = 0;
+        for (int64_t done = 0; done < rows; done += kMaxRows) {
+            ForwardJob job{&model_, &sizes_, &workspace_, &pass};
+            job.rows = static_cast<int>(rows - done < kMaxRows ? rows - done : kMaxRows);
+            job.ids = pass.ids + done;
+            job.places = places_.data() + done;
+            job.keys_before = keys_before_.data() + done;
+            job.first_row = static_cast<int>(done);
+            job.logit_rows = pass.logit_rows + done_logits;
+            job.logits = pass.logits + done_logits * model_.vocab;
+            job.num_logits = 0;
+            while (done_logits < pass.num_logits && pass.logit_rows[done_logits] < done + job.rows) {
+                ++done_logits;
+                ++job.num_logits;
+            }
             team_.run(entry(), &job);
         }
     }
@@ -77,6 +86,21 @@ class Model {
    private:
     template <class T>
     static T* take(size_t bytes) { return static_cast<T*>(allocate_small(bytes)); }
+
+    void place_rows(const Pass& pass) {
+        places_.clear();
+        keys_before_.assign(1, 0);
+        int64_t longest = 0;
+        for (int64_t index = 0; index < pass.num_segments; ++index) {
+            const Segment& segment = pass.segments[index];
+            for (int64_t position = segment.position; position < segment.position + segment.rows; ++position) {
+                places_.push_back({static_cast<int32_t>(position), static_cast<int32_t>(index)});
+                keys_before_.push_back(keys_before_.back() + position + 1);
+            }
+            longest = std::max(longest, segment.position + segment.rows);
+        }
+        make_room_for_scores(longest);
+    }
 
     void make_room_for_scores(int64_t positions) {
         const size_t needed = round_size(static_cast<size_t>(positions), 1024);
@@ -88,6 +112,8 @@ class Model {
 
     Team::Job entry() const {
 #if AUTOPIPE_X86
+        if (model_.format >= kFormatInt8)
+            return has_vnni() && model_.isa != kIsaAvx2 ? forward_avx512vnni : forward_avx2;
         switch (model_.isa) {
             case kIsaAvx512Bf16: return forward_avx512bf16;
             case kIsaAvx512: return forward_avx512;
@@ -102,6 +128,8 @@ class Model {
     const Sizes sizes_;
     Team& team_;
     Workspace workspace_{};
+    std::vector<RowPlace> places_;
+    std::vector<int64_t> keys_before_;
 };
 
 }  // namespace
@@ -152,6 +180,10 @@ AUTOPIPE_API int autopipe_forward(void* model, const autopipe::Pass* pass) {
 AUTOPIPE_API int autopipe_matmul(int isa, autopipe::MatmulJob* job, void* team) {
 #if AUTOPIPE_X86
     Team& threads = *static_cast<Team*>(team);
+    if (job->format >= kFormatInt8) {
+        threads.run(autopipe::has_vnni() && isa != kIsaAvx2 ? autopipe::matmul_avx512vnni : autopipe::matmul_avx2, job);
+        return 0;
+    }
     switch (isa) {
         case kIsaAvx512Bf16: threads.run(autopipe::matmul_avx512bf16, job); return 0;
         case kIsaAvx512: threads.run(autopipe::matmul_avx512, job); return 0;

@@ -13,7 +13,14 @@
 #define AUTOPIPE_API extern "C" __attribute__((visibility("default")))
 #endif
 
-#define AUTOPIPE_ABI_VERSION 1  // equal to ABI_VERSION in loader.py
+#define AUTOPIPE_ABI_VERSION 3  // equal to ABI_VERSION in loader.py
 
 // Numbers of the instruction sets, as in loader.py.
 enum AutopipeIsa { kIsaAvx512Bf16 = 1, kIsaAvx512 = 2, kIsaAvx2 = 3 };
+
+// Formats of packed weights, as in native.py.
+enum AutopipeFormat { kFormatFp32 = 0, kFormatBf16 = 1, kFormatInt8 = 2, kFormatInt4 = 3 };
+
+namespace autopipe {
+bool has_vnni();  // AVX-512 with VNNI
+}

@@ -40,6 +40,8 @@ bool has_avx512() {
 
 bool has_bf16() { return has_avx512() && bit(cpuid(7, 1).eax, 5); }
 
+bool has_avx512_vnni() { return has_avx512() && bit(cpuid(7, 0).ecx, 11); }
+
 bool is_intel() {
     unsigned eax, ebx = 0, ecx = 0, edx = 0;
     return __get_cpuid(0, &eax, &ebx, &ecx, &edx) && ebx == 0x756e6547u /* Genu */;
@@ -47,6 +49,15 @@ bool is_intel() {
 
 }  // namespace
 #endif
+
+bool autopipe::has_vnni() {
+#if AUTOPIPE_X86
+    static const bool found = has_avx512_vnni();
+    return found;
+#else
+    return false;
+#endif
+}
 
 AUTOPIPE_API int autopipe_abi_version() { return AUTOPIPE_ABI_VERSION; }
 

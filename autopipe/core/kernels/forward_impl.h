@@ -7,8 +7,8 @@ class Forward {
     using W = typename M::Weight;
 
     Forward(ForwardJob& job, Team& team, int thread)
-        : m_(*job.model), s_(*job.sizes), ws_(*job.workspace), pass_(job.pass), team_(team), thread_(thread),
-          threads_(team.size()), rows_(static_cast<int>(job.pass.rows)) {}
+        : job_(job), m_(*job.model), s_(*job.sizes), ws_(*job.workspace), pass_(*job.pass), team_(team),
+          thread_(thread), threads_(team.size()), rows_(job.rows) {}
 
     void run() {
         embed();
@@ -16,15 +16,14 @@ class Forward {
         const int hidden = m_.hidden;
         for (int l = 0; l < m_.num_layers; ++l) {
             const LayerWeights& w = m_.layers[l];
-            const Matrix<M> qkv{static_cast<const W*>(w.qkv), s_.qkv, hidden, 1};
+            const Matrix<M> qkv = qkv_of(l);
             const Matrix<M> output{static_cast<const W*>(w.output), hidden, s_.attended, 1};
             const Matrix<M> gate_up{static_cast<const W*>(w.gate_up), 2 * kLanes * blocks_of(m_.intermediate), hidden, 2};
             const Matrix<M> down{static_cast<const W*>(w.down), hidden, m_.intermediate, 1};
             const bool last = l + 1 == m_.num_layers;
-            const Matrix<M> next{static_cast<const W*>(last ? m_.head : m_.layers[l + 1].qkv),
-                                 last ? m_.vocab : s_.qkv, hidden, 1};
+            const char* next = last ? start(head()) : start(qkv_of(l + 1));
 
-            const X* x = normalise(w.input_norm, 0);
+            const X* x = normalise(w.input_norm, rows_, every_row);
             multiply(x, s_.hidden_stride, rows_, qkv, start(output), thread_, threads_,
                      [&](int row, int block, int count, const float* sums) {
                          float* out = ws_.qkv + row * s_.qkv_stride + block * kLanes;
@@ -39,7 +38,7 @@ class Forward {
             team_.barrier();
             add_product(static_cast<const X*>(ws_.attended), s_.attended_stride, output, start(gate_up));
             team_.barrier();
-            x = normalise(w.mlp_norm, 0);
+            x = normalise(w.mlp_norm, rows_, every_row);
             multiply(x, s_.hidden_stride, rows_, gate_up, start(down), thread_, threads_,
                      [&](int row, int block, int count, const float* sums) {
                          X* out = static_cast<X*>(ws_.gated) + row * s_.intermediate_stride + block / 2 * kLanes;
@@ -48,41 +47,48 @@ class Forward {
                                       mul(silu(load(sums + b * kLanes)), load(sums + (b + 1) * kLanes)));
                      });
             team_.barrier();
-            add_product(static_cast<const X*>(ws_.gated), s_.intermediate_stride, down, start(next));
+            add_product(static_cast<const X*>(ws_.gated), s_.intermediate_stride, down, next);
             team_.barrier();
         }
         logits();
     }
 
    private:
-    const char* start(const Matrix<M>& matrix) const { return matrix.start_of_share(thread_, threads_); }
+    template <class Mode>
+    const char* start(const Matrix<Mode>& matrix) const { return matrix.start_of_share(thread_, threads_); }
+    Matrix<M> qkv_of(int layer) const { return {static_cast<const W*>(m_.layers[layer].qkv), s_.qkv, m_.hidden, 1}; }
+    Matrix<typename M::Head> head() const {
+        return {static_cast<const typename M::Head::Weight*>(m_.head), m_.vocab, m_.hidden, 1};
+    }
 
     void embed() {
         const Share share(rows_, thread_, threads_);
         for (int row = share.begin; row < share.end; ++row) {
-            const size_t id = static_cast<size_t>(pass_.ids[row]);
+            const size_t id = static_cast<size_t>(job_.ids[row]);
             float* out = ws_.residual + static_cast<size_t>(row) * s_.hidden_stride;
             if (m_.embedding != nullptr) {
-                const W* from = static_cast<const W*>(m_.embedding) + id * m_.hidden;
+                const auto* from = static_cast<const typename M::Embedding*>(m_.embedding) + id * m_.hidden;
                 for (int i = 0; i < m_.hidden; ++i) out[i] = get(from + i);
-            } else {
-                const Matrix<M> head{static_cast<const W*>(m_.head), m_.vocab, m_.hidden, 1};
-                const W* from = head.data + id / kLanes * head.block_elements();
+            } else if constexpr (!M::kQuantised) {  // quantised models always have an embedding of their own
+                const Matrix<M> packed = head();
+                const W* from = packed.data + id / kLanes * packed.block_elements();
                 for (int i = 0; i < m_.hidden; ++i) out[i] = get(from + packed_index<M>(i, id % kLanes));
             }
         }
     }
 
-    // Normalised rows from `first_row` on, ready for all threads. Few rows: each thread makes its own copy.
-    const X* normalise(const float* weight, int first_row) {
-        const int rows = rows_ - first_row;
-        const bool private_copy = rows <= kPrivateRows;
+    static int every_row(int row) { return row; }
+
+    // `count` normalised rows, the i-th being row source(i), ready for all threads. Few: each thread makes its own copy.
+    template <class Source>
+    const X* normalise(const float* weight, int count, const Source& source) {
+        const bool private_copy = count <= kPrivateRows;
         const size_t stride = s_.hidden_stride;
         X* out = private_copy ? static_cast<X*>(ws_.normed_private) + thread_ * kPrivateRows * stride
                               : static_cast<X*>(ws_.normed);
-        const Share share = private_copy ? Share(rows, 0, 1) : Share(rows, thread_, threads_);
-        for (int row = share.begin; row < share.end; ++row)
-            rms_norm(ws_.residual + (first_row + row) * stride, weight, m_.hidden, m_.norm_epsilon, out + row * stride);
+        const Share share = private_copy ? Share(count, 0, 1) : Share(count, thread_, threads_);
+        for (int i = share.begin; i < share.end; ++i)
+            rms_norm(ws_.residual + source(i) * stride, weight, m_.hidden, m_.norm_epsilon, out + i * stride);
         if (!private_copy) team_.barrier();
         return out;
     }
@@ -95,15 +101,16 @@ class Forward {
                  });
     }
 
-    PageView<M> view(int layer) const { return {s_, m_.num_kv_heads, m_.page_tokens, layer, pass_.pages}; }
+    PageView<M> view(int layer, int row) const {
+        return {s_, m_.num_kv_heads, m_.page_tokens, layer, pass_.segments[job_.places[row].segment].pages};
+    }
 
     void rotate_and_append(const LayerWeights& w, int layer) {
-        const PageView<M> pages = view(layer);
         const int heads = m_.num_heads + m_.num_kv_heads, d = m_.head_dim;
         const Share share(rows_ * heads, thread_, threads_);
         for (int unit = share.begin; unit < share.end; ++unit) {
             const int row = unit / heads, head = unit % heads;
-            const int position = static_cast<int>(pass_.position) + row;
+            const int position = job_.places[row].position;
             const float* cos = pass_.rope_cos + static_cast<size_t>(position) * (d / 2);
             const float* sin = pass_.rope_sin + static_cast<size_t>(position) * (d / 2);
             float* x = ws_.qkv + static_cast<size_t>(row) * s_.qkv_stride + head * d;
@@ -111,53 +118,68 @@ class Forward {
                 rotate_head(x, w.q_norm, d, m_.norm_epsilon, cos, sin, m_.attention_scale);
             } else {
                 rotate_head(x, w.k_norm, d, m_.norm_epsilon, cos, sin, 1.0f);
-                append(pages, position, head - m_.num_heads, d, x, x + m_.num_kv_heads * d);
+                append(view(layer, row), position, head - m_.num_heads, d, x, x + m_.num_kv_heads * d);
             }
         }
     }
 
+    // The (KV head, row, query head) with which thread `thread` begins, so that all threads meet as many keys.
+    int first_pair(int thread) const {
+        const int group = m_.num_heads / m_.num_kv_heads;
+        const int64_t* before = job_.keys_before;
+        const int64_t per_query_head = before[rows_] - before[0], per_kv_head = per_query_head * group;
+        const int64_t goal = m_.num_kv_heads * per_kv_head * thread / threads_;
+        const int kv_head = static_cast<int>(goal / per_kv_head);
+        if (kv_head == m_.num_kv_heads) return kv_head * rows_ * group;
+        const int64_t within = goal % per_kv_head;
+        int row = 0, end = rows_;  // the last row that begins at or before `within`
+        while (end - row > 1) {
+            const int middle = (row + end) / 2;
+            (group * (before[middle] - before[0]) <= within ? row : end) = middle;
+        }
+        const int64_t head = (within - group * (before[row] - before[0])) / (before[row + 1] - before[row]);
+        return (kv_head * rows_ + row) * group + static_cast<int>(head);
+    }
+
     void attend_rows(int layer) {
-        const PageView<M> pages = view(layer);
         const int group = m_.num_heads / m_.num_kv_heads, d = m_.head_dim, per_kv_head = rows_ * group;
-        const Share share(m_.num_kv_heads * per_kv_head, thread_, threads_);
+        const int end = first_pair(thread_ + 1);
         float* own_scores = ws_.scores + thread_ * kHeadTile * ws_.score_stride;
-        for (int unit = share.begin; unit < share.end;) {
-            const int kv_head = unit / per_kv_head;
-            int count = (kv_head + 1) * per_kv_head - unit;
-            if (count > kHeadTile) count = kHeadTile;
-            if (count > share.end - unit) count = share.end - unit;
+        for (int unit = first_pair(thread_); unit < end;) {
+            const int kv_head = unit / per_kv_head, first = (unit - kv_head * per_kv_head) / group;
             const float* queries[kHeadTile];
             float* scores[kHeadTile];
             X* out[kHeadTile];
             int limits[kHeadTile];
-            for (int h = 0; h < count; ++h) {
-                const int within = unit + h - kv_head * per_kv_head;
+            int count = 0;
+            for (; count < kHeadTile && unit + count < end; ++count) {
+                const int within = unit + count - kv_head * per_kv_head;
                 const int row = within / group, head = kv_head * group + within % group;
-                queries[h] = ws_.qkv + static_cast<size_t>(row) * s_.qkv_stride + head * d;
-                scores[h] = own_scores + h * ws_.score_stride;
-                out[h] = static_cast<X*>(ws_.attended) + static_cast<size_t>(row) * s_.attended_stride + head * d;
-                limits[h] = static_cast<int>(pass_.position) + row + 1;
+                if (row == rows_ || job_.places[row].segment != job_.places[first].segment) break;
+                queries[count] = ws_.qkv + static_cast<size_t>(row) * s_.qkv_stride + head * d;
+                scores[count] = own_scores + count * ws_.score_stride;
+                out[count] = static_cast<X*>(ws_.attended) + static_cast<size_t>(row) * s_.attended_stride + head * d;
+                limits[count] = job_.places[row].position + 1;
             }
-            attend_pairs<M, kHeadTile>(count, pages, kv_head, queries, limits, scores, d, out);
+            attend_pairs<M, kHeadTile>(count, view(layer, first), kv_head, queries, limits, scores, d, out);
             unit += count;
         }
     }
 
     void logits() {
-        const int first = static_cast<int>(pass_.first_logit_row);
-        if (first >= rows_) return;
-        const Matrix<M> head{static_cast<const W*>(m_.head), m_.vocab, m_.hidden, 1};
-        const X* x = normalise(m_.final_norm, first);
-        const Matrix<M> wrapped{static_cast<const W*>(m_.layers[0].qkv), s_.qkv, m_.hidden, 1};
-        multiply(x, s_.hidden_stride, rows_ - first, head, start(wrapped), thread_, threads_,
+        if (job_.num_logits == 0) return;
+        const X* x = normalise(m_.final_norm, job_.num_logits,
+                               [&](int i) { return static_cast<size_t>(job_.logit_rows[i] - job_.first_row); });
+        multiply(x, s_.hidden_stride, job_.num_logits, head(), start(qkv_of(0)), thread_, threads_,
                  [&](int row, int block, int count, const float* sums) {
-                     float* out = pass_.logits + static_cast<size_t>(row) * m_.vocab;
+                     float* out = job_.logits + static_cast<size_t>(row) * m_.vocab;
                      const int begin = block * kLanes;
                      const int end = begin + count * kLanes < m_.vocab ? begin + count * kLanes : m_.vocab;
                      for (int i = begin; i < end; ++i) out[i] = sums[i - begin];
                  });
     }
 
+    const ForwardJob& job_;
     const ModelDescription& m_;
     const Sizes& s_;
     const Workspace& ws_;

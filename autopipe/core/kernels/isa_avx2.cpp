@@ -2,6 +2,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
+#include <vector>
 
 #include "common.h"
 #include "model.h"
@@ -23,22 +24,28 @@ namespace {
 #include "simd_avx2.h"
 #include "elementwise.h"
 #include "matmul.h"
+#include "simd_int_avx2.h"
+#include "quantised.h"
 #include "attention.h"
 #include "forward_impl.h"
 }  // namespace
 
 void forward_avx2(void* job, Team& team, int thread) {
-    if (static_cast<ForwardJob*>(job)->model->bf16)
-        forward_share<Widened>(job, team, thread);
-    else
-        forward_share<Fp32>(job, team, thread);
+    switch (static_cast<ForwardJob*>(job)->model->format) {
+        case kFormatInt4: return forward_share<Int4>(job, team, thread);
+        case kFormatInt8: return forward_share<Int8>(job, team, thread);
+        case kFormatBf16: return forward_share<Widened>(job, team, thread);
+    }
+    forward_share<Fp32>(job, team, thread);
 }
 
 void matmul_avx2(void* job, Team& team, int thread) {
-    if (static_cast<MatmulJob*>(job)->bf16)
-        matmul_share<Widened>(job, team, thread);
-    else
-        matmul_share<Fp32>(job, team, thread);
+    switch (static_cast<MatmulJob*>(job)->format) {
+        case kFormatInt4: return matmul_share<Int4>(job, team, thread);
+        case kFormatInt8: return matmul_share<Int8>(job, team, thread);
+        case kFormatBf16: return matmul_share<Widened>(job, team, thread);
+    }
+    matmul_share<Fp32>(job, team, thread);
 }
 
 }  // namespace autopipe

@@ -28,14 +28,14 @@ namespace {
 }  // namespace
 
 void forward_avx512(void* job, Team& team, int thread) {
-    if (static_cast<ForwardJob*>(job)->model->bf16)
+    if (static_cast<ForwardJob*>(job)->model->format == kFormatBf16)
         forward_share<Widened>(job, team, thread);
     else
         forward_share<Fp32>(job, team, thread);
 }
 
 void matmul_avx512(void* job, Team& team, int thread) {
-    if (static_cast<MatmulJob*>(job)->bf16)
+    if (static_cast<MatmulJob*>(job)->format == kFormatBf16)
         matmul_share<Widened>(job, team, thread);
     else
         matmul_share<Fp32>(job, team, thread);

@@ -30,8 +30,11 @@ namespace {
 struct DotProduct {
     using Weight = uint16_t;
     using Activation = uint16_t;
+    using Embedding = uint16_t;
     using Cache = uint16_t;
     using CacheMode = Widened;
+    using Head = DotProduct;
+    static constexpr bool kQuantised = false;
     static constexpr int kInputs = 2;
     static constexpr int kCacheInputs = 2;
     struct Loaded {
@@ -53,14 +56,14 @@ struct DotProduct {
 }  // namespace
 
 void forward_avx512bf16(void* job, Team& team, int thread) {
-    if (static_cast<ForwardJob*>(job)->model->bf16)
+    if (static_cast<ForwardJob*>(job)->model->format == kFormatBf16)
         forward_share<DotProduct>(job, team, thread);
     else
         forward_share<Fp32>(job, team, thread);
 }
 
 void matmul_avx512bf16(void* job, Team& team, int thread) {
-    if (static_cast<MatmulJob*>(job)->bf16)
+    if (static_cast<MatmulJob*>(job)->format == kFormatBf16)
         matmul_share<DotProduct>(job, team, thread);
     else
         matmul_share<Fp32>(job, team, thread);

@@ -5,8 +5,11 @@
 struct Fp32 {
     using Weight = float;
     using Activation = float;
+    using Embedding = float;
     using Cache = float;
     using CacheMode = Fp32;            // how attention reads the cache
+    using Head = Fp32;                 // how the output head is packed
+    static constexpr bool kQuantised = false;
     static constexpr int kInputs = 1;  // inputs per step
     static constexpr int kCacheInputs = 1;
     struct Loaded {
@@ -25,8 +28,11 @@ struct Fp32 {
 struct Widened {
     using Weight = uint16_t;
     using Activation = float;
+    using Embedding = uint16_t;
     using Cache = uint16_t;
     using CacheMode = Widened;
+    using Head = Widened;
+    static constexpr bool kQuantised = false;
     static constexpr int kInputs = 2;
     static constexpr int kCacheInputs = 2;
     struct Loaded {
@@ -96,6 +102,11 @@ struct Share {
           end(static_cast<int>(static_cast<int64_t>(count) * (thread + 1) / threads)) {}
 };
 
+template <class M>
+constexpr size_t scale_bytes(int groups) {
+    return (static_cast<size_t>(groups) * (M::kHasMinimum ? 2 : 1) * kLanes * 2 + 63) / 64 * 64;
+}
+
 // A packed matrix [outputs, inputs]; blocks are handed to threads in groups of `unit`.
 template <class M>
 struct Matrix {
@@ -104,7 +115,13 @@ struct Matrix {
 
     int blocks() const { return round_up(blocks_of(outputs), unit); }
     int steps() const { return (inputs + M::kInputs - 1) / M::kInputs; }
-    size_t block_elements() const { return static_cast<size_t>(steps()) * M::kInputs * kLanes; }
+    size_t block_elements() const {
+        if constexpr (M::kQuantised) {  // of bytes; see quantised.h
+            const int groups = (inputs + M::kGroup - 1) / M::kGroup;
+            return scale_bytes<M>(groups) + static_cast<size_t>(groups) * (M::kGroup / M::kInputs) * 64;
+        }
+        return static_cast<size_t>(steps()) * M::kInputs * kLanes;
+    }
     Share share(int thread, int threads) const {
         Share s(blocks() / unit, thread, threads);
         s.begin *= unit;
@@ -116,11 +133,13 @@ struct Matrix {
     }
 };
 
-// This thread's share of x[rows, inputs] times the matrix. epilogue(row, block, blocks, sums) gets sums
-// [blocks][16] of one row. `next` is where the thread's next matrix begins: fetched while the last blocks are computed.
 template <class M, class Epilogue>
-void multiply(const typename M::Activation* x, size_t x_stride, int rows, const Matrix<M>& matrix, const char* next,
-              int thread, int threads, const Epilogue& epilogue) {
+void multiply_quantised(const float* x, size_t x_stride, int rows, const Matrix<M>& matrix, const char* next,
+                        int thread, int threads, const Epilogue& epilogue);
+
+template <class M, class Epilogue>
+void multiply_plain(const typename M::Activation* x, size_t x_stride, int rows, const Matrix<M>& matrix,
+                    const char* next, int thread, int threads, const Epilogue& epilogue) {
     const Share share = matrix.share(thread, threads);
     const int steps = matrix.steps();
     const int tiles = (rows + kMaxTileRows - 1) / kMaxTileRows;
@@ -147,5 +166,17 @@ void multiply(const typename M::Activation* x, size_t x_stride, int rows, const 
             ahead = nullptr;
         }
         block += count;
+    }
+}
+
+// This thread's share of x[rows, inputs] times the matrix. epilogue(row, block, blocks, sums) gets sums
+// [blocks][16] of one row. `next` is where the thread's next matrix begins: fetched while the last blocks are computed.
+template <class M, class Epilogue>
+void multiply(const typename M::Activation* x, size_t x_stride, int rows, const Matrix<M>& matrix, const char* next,
+              int thread, int threads, const Epilogue& epilogue) {
+    if constexpr (M::kQuantised) {
+        multiply_quantised(x, x_stride, rows, matrix, next, thread, threads, epilogue);
+    } else {
+        multiply_plain(x, x_stride, rows, matrix, next, thread, threads, epilogue);
     }
 }

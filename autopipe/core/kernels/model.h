@@ -32,7 +32,7 @@ struct LayerWeights {
 
 struct ModelDescription {
     int32_t isa;              // AutopipeIsa
-    int32_t bf16;             // 1: bf16 weights and KV cache; 0: fp32
+    int32_t format;           // AutopipeFormat of the weights; the KV cache is fp32 beside fp32 weights, else bf16
     int32_t num_layers;
     int32_t hidden;
     int32_t intermediate;
@@ -45,20 +45,27 @@ struct ModelDescription {
     float attention_scale;
     const LayerWeights* layers;
     const float* final_norm;
-    const void* head;         // packed
-    const void* embedding;    // [vocab, hidden] row-major in the weights' type; null: read from `head` (tied)
+    const void* head;         // packed; beside int4 weights in int8
+    const void* embedding;    // [vocab, hidden] row-major, fp32 or bf16; null: read from `head` (tied, not quantised)
 };
 
-// One call: `rows` tokens at positions position, position+1, ...
+// Consecutive tokens of one sequence.
+struct Segment {
+    int64_t rows;
+    int64_t position;         // of the first one
+    void* const* pages;       // the sequence's KV pages; page i holds positions i*page_tokens ...
+};
+
+// One call: the tokens of all segments, one segment after another. Each segment is of another sequence.
 struct Pass {
     const int64_t* ids;
-    int64_t rows;
-    int64_t position;
-    void* const* pages;       // KV pages; page i holds positions i*page_tokens ...
+    const Segment* segments;
+    int64_t num_segments;
     const float* rope_cos;    // [positions, head_dim/2]
     const float* rope_sin;
-    int64_t first_logit_row;  // logits are computed for the rows from here on
-    float* logits;            // [rows - first_logit_row, vocab]
+    const int64_t* logit_rows;  // rows whose logits are wanted, ascending
+    int64_t num_logits;
+    float* logits;            // [num_logits, vocab]
 };
 
 struct Sizes {
@@ -89,29 +96,46 @@ struct Workspace {
     size_t score_stride;
 };
 
+// Where a row of a pass belongs.
+struct RowPlace {
+    int32_t position;
+    int32_t segment;
+};
+
 class Team;
 
+// At most kMaxRows rows of a pass, computed in one sweep over the weights.
 struct ForwardJob {
     const ModelDescription* model;
     const Sizes* sizes;
     const Workspace* workspace;
-    Pass pass;
+    const Pass* pass;
+    int rows;
+    const int64_t* ids;
+    const RowPlace* places;
+    const int64_t* keys_before;  // [rows + 1]: keys that the rows before each row meet, to share the work out
+    const int64_t* logit_rows;   // of the pass
+    int first_row;               // of the pass
+    int num_logits;
+    float* logits;
 };
 
-// One thread's share of a pass of at most kMaxRows rows, by instruction set; compiled in isa_*.cpp.
+// One thread's share of a job, by instruction set; compiled in isa_*.cpp.
+void forward_avx512vnni(void* job, Team& team, int thread);  // quantised weights only
 void forward_avx512bf16(void* job, Team& team, int thread);
 void forward_avx512(void* job, Team& team, int thread);
 void forward_avx2(void* job, Team& team, int thread);
 
 // Plain products for tests: out[rows, outputs] = x[rows, inputs] times packed weights.
 struct MatmulJob {
-    int32_t bf16;
+    int32_t format;          // AutopipeFormat
     int32_t rows, inputs, outputs;
     const float* x;          // [rows, inputs]
     const void* weights;     // packed
     float* out;              // [rows, outputs]
     void* converted;         // room for x, padded: [rows, round_up(inputs, 32)] floats, zeroed
 };
+void matmul_avx512vnni(void* job, Team& team, int thread);  // quantised weights only
 void matmul_avx512bf16(void* job, Team& team, int thread);
 void matmul_avx512(void* job, Team& team, int thread);
 void matmul_avx2(void* job, Team& team, int thread);

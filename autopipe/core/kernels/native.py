@@ -15,6 +15,7 @@ from dataclasses import dataclass
 import torch
 
 from autopipe.core.errors import AutoPipeError
+from autopipe.core.kernels.formats import WeightFormat
 from autopipe.core.kernels.loader import INSTRUCTION_SETS, instruction_set, library, reason_missing
 
 LANES = 16
@@ -34,23 +35,28 @@ class _LayerWeights(Structure):
 
 class _ModelDescription(Structure):
     _fields_ = [
-        ("isa", c_int32), ("bf16", c_int32), ("num_layers", c_int32), ("hidden", c_int32), ("intermediate", c_int32),
+        ("isa", c_int32), ("format", c_int32), ("num_layers", c_int32), ("hidden", c_int32), ("intermediate", c_int32),
         ("num_heads", c_int32), ("num_kv_heads", c_int32), ("head_dim", c_int32), ("vocab", c_int32),
         ("page_tokens", c_int32), ("norm_epsilon", c_float), ("attention_scale", c_float),
         ("layers", POINTER(_LayerWeights)), ("final_norm", c_void_p), ("head", c_void_p), ("embedding", c_void_p),
     ]  # fmt: skip
 
 
+class _Segment(Structure):
+    _fields_ = [("rows", c_int64), ("position", c_int64), ("pages", POINTER(c_void_p))]
+
+
 class _Pass(Structure):
     _fields_ = [
-        ("ids", POINTER(c_int64)), ("rows", c_int64), ("position", c_int64), ("pages", POINTER(c_void_p)),
-        ("rope_cos", c_void_p), ("rope_sin", c_void_p), ("first_logit_row", c_int64), ("logits", c_void_p),
+        ("ids", POINTER(c_int64)), ("segments", POINTER(_Segment)), ("num_segments", c_int64),
+        ("rope_cos", c_void_p), ("rope_sin", c_void_p),
+        ("logit_rows", POINTER(c_int64)), ("num_logits", c_int64), ("logits", c_void_p),
     ]  # fmt: skip
 
 
 class _MatmulJob(Structure):
     _fields_ = [
-        ("bf16", c_int32), ("rows", c_int32), ("inputs", c_int32), ("outputs", c_int32),
+        ("format", c_int32), ("rows", c_int32), ("inputs", c_int32), ("outputs", c_int32),
         ("x", c_void_p), ("weights", c_void_p), ("out", c_void_p), ("converted", c_void_p),
     ]  # fmt: skip
 
@@ -162,11 +168,18 @@ def pack_vector(vector: torch.Tensor) -> torch.Tensor:
 
 
 def matmul(
-    x: torch.Tensor, packed: torch.Tensor, outputs: int, team: Team, isa: str | None = None
+    x: torch.Tensor,
+    packed: torch.Tensor,
+    outputs: int,
+    team: Team,
+    isa: str | None = None,
+    weights: WeightFormat | None = None,
 ) -> torch.Tensor:
     """x [rows, inputs] fp32 times a packed matrix, as the forward does it; fp32 [rows, outputs].
 
-    `isa` is one of `available_instruction_sets()`; None: the one in use.
+    Args:
+        isa: one of `available_instruction_sets()`; None: the one in use.
+        weights: how `packed` is packed; None: not quantised, by its dtype.
     """
     native = _native()
     x = x.contiguous()
@@ -174,7 +187,7 @@ def matmul(
     out = torch.empty(rows, outputs)
     converted = torch.zeros(rows, inputs + -inputs % VECTOR_PADDING)
     job = _MatmulJob(
-        packed.dtype == torch.bfloat16, rows, inputs, outputs,
+        weights or WeightFormat.of(packed.dtype), rows, inputs, outputs,
         x.data_ptr(), packed.data_ptr(), out.data_ptr(), converted.data_ptr(),
     )  # fmt: skip
     if native.autopipe_matmul(isa_number(isa), ctypes.byref(job), team.handle):
@@ -217,7 +230,7 @@ class ModelAddresses:
 class ModelShape:
     """Sizes of a decoder of the Llama family; see ModelDescription in model.h."""
 
-    bf16: bool
+    format: WeightFormat
     hidden: int
     intermediate: int
     num_heads: int
@@ -227,6 +240,22 @@ class ModelShape:
     page_tokens: int
     norm_epsilon: float
     attention_scale: float
+
+
+@dataclass(frozen=True)
+class Segment:
+    """Consecutive tokens of one sequence in a forward.
+
+    Attributes:
+        position: of the first of `ids`.
+        pages: addresses of the sequence's KV pages, enough for all its tokens.
+        num_logits: logits are wanted after so many of the last ids.
+    """
+
+    ids: Sequence[int]
+    position: int
+    pages: ctypes.Array[c_void_p]
+    num_logits: int
 
 
 class NativeModel:
@@ -239,7 +268,7 @@ class NativeModel:
             for field, value in vars(layer).items():
                 setattr(self._layers[index], field, value or None)
         self._description = _ModelDescription(
-            isa_number(isa), shape.bf16, len(weights.layers), shape.hidden, shape.intermediate,
+            isa_number(isa), shape.format, len(weights.layers), shape.hidden, shape.intermediate,
             shape.num_heads, shape.num_kv_heads, shape.head_dim, shape.vocab, shape.page_tokens,
             shape.norm_epsilon, shape.attention_scale,
             self._layers, weights.final_norm, weights.head, weights.embedding or None,
@@ -255,18 +284,24 @@ class NativeModel:
         return int(self._native.autopipe_page_elements(ctypes.byref(self._description)))
 
     def forward(
-        self,
-        ids: Sequence[int],
-        position: int,
-        pages: ctypes.Array[c_void_p],
-        rope: tuple[torch.Tensor, torch.Tensor],
-        first_logit_row: int,
-        logits: torch.Tensor,
+        self, segments: Sequence[Segment], rope: tuple[torch.Tensor, torch.Tensor], logits: torch.Tensor
     ) -> None:
-        """Append `ids` at `position`; write logits of the rows from first_logit_row on to `logits` [rows, vocab]."""
+        """Append each segment to its sequence; write the wanted logits to `logits` [sum of num_logits, vocab].
+
+        Args:
+            segments: at least one, of different sequences, with at least one id each.
+            rope: cosines and sines, fp32 [positions, head_dim / 2] each.
+        """
+        ids: list[int] = []
+        logit_rows: list[int] = []
+        for segment in segments:
+            ids += segment.ids
+            logit_rows += range(len(ids) - segment.num_logits, len(ids))
+        parts = (_Segment * len(segments))(*(_Segment(len(s.ids), s.position, s.pages) for s in segments))
         call = _Pass(
-            (c_int64 * len(ids))(*ids), len(ids), position, pages,
-            rope[0].data_ptr(), rope[1].data_ptr(), first_logit_row, logits.data_ptr(),
+            (c_int64 * len(ids))(*ids), parts, len(segments),
+            rope[0].data_ptr(), rope[1].data_ptr(),
+            (c_int64 * len(logit_rows))(*logit_rows), len(logit_rows), logits.data_ptr(),
         )  # fmt: skip
         if self._native.autopipe_forward(self.handle, ctypes.byref(call)):
             raise MemoryError("no memory left for attention scores")

@@ -11,7 +11,7 @@ from autopipe.core.models.loading import (
     stored_dtype,
 )
 from autopipe.core.models.spec import DEFAULT_MODEL, REGISTRY, ModelSource, SourceKind, resolve
-from autopipe.core.models.tokenizers import require_same_tokenizer
+from autopipe.core.models.tokenizers import require_same_tokenizer, tokenizer_fingerprint
 
 __all__ = [
     "DEFAULT_MODEL",
@@ -28,4 +28,5 @@ __all__ = [
     "require_same_tokenizer",
     "resolve",
     "stored_dtype",
+    "tokenizer_fingerprint",
 ]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import re
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,6 +15,7 @@ if TYPE_CHECKING:
     import torch
 
 _PREFIX = "base_model.model."
+_DOWN, _UP = ".lora_A.weight", ".lora_B.weight"
 
 
 def read_adapter_config(folder: str, key: str = "adapter") -> dict[str, Any]:
@@ -48,7 +50,7 @@ def unmergeable_reason(config: dict[str, Any]) -> str | None:
     return None
 
 
-def merge_lora(state: dict[str, torch.Tensor], folder: str) -> dict[str, torch.Tensor]:
+def merge_lora(state: Mapping[str, torch.Tensor], folder: str) -> dict[str, torch.Tensor]:
     """A state dict with a LoRA adapter merged: W + scale * B A (arXiv 2106.09685, eq. 3), computed in fp32.
 
     scale is alpha / r, or alpha / sqrt(r) with use_rslora (arXiv 2312.03732). Modules the adapter saved in full
@@ -63,43 +65,101 @@ def merge_lora(state: dict[str, torch.Tensor], folder: str) -> dict[str, torch.T
         UnsupportedModelError: an adapter of a kind that cannot be merged here; the message says so.
         ModelLoadError: the adapter does not fit these weights.
     """
-    from safetensors.torch import load_file
+    config = read_adapter_config(folder)
+    reason = unmergeable_reason(config)
+    if reason is not None:
+        raise UnsupportedModelError(f"adapter {folder}: {reason}")
+    tensors = _read_tensors(folder)
+    _check_shapes(folder, config, _shapes(tensors), _shapes(state))
+    merged = dict(state)
+    for name, tensor in tensors.items():
+        if name.endswith(_DOWN):
+            module = name.removeprefix(_PREFIX).removesuffix(_DOWN)
+            base = merged[f"{module}.weight"]
+            delta = tensors[name.replace(".lora_A.", ".lora_B.")].float() @ tensor.float()  # [outputs, inputs]
+            if config.get("fan_in_fan_out"):
+                delta = delta.T
+            merged[f"{module}.weight"] = (base.float() + _scale(config, module) * delta).to(base.dtype)
+        elif not name.endswith(_UP):
+            base_name = name.removeprefix(_PREFIX)
+            merged[base_name] = tensor.to(merged[base_name].dtype)
+    return merged
+
+
+def check_lora(folder: str, state: Mapping[str, torch.Tensor]) -> None:
+    """Check that `merge_lora` could merge an adapter into these weights, reading no more than its header.
+
+    Raises:
+        ConfigError, UnsupportedModelError, ModelLoadError: as `merge_lora`.
+    """
+    from safetensors import SafetensorError, safe_open
 
     config = read_adapter_config(folder)
     reason = unmergeable_reason(config)
     if reason is not None:
         raise UnsupportedModelError(f"adapter {folder}: {reason}")
-    tensors = load_file(Path(folder).expanduser() / "adapter_model.safetensors")
-    merged = dict(state)
-    used = set()
-    for name, down in tensors.items():
-        if not name.endswith(".lora_A.weight"):
+    try:
+        with safe_open(_tensor_file(folder), framework="pt") as file:
+            shapes = {name: tuple(file.get_slice(name).get_shape()) for name in file.keys()}  # noqa: SIM118
+    except (OSError, SafetensorError) as error:
+        raise ModelLoadError(f"adapter {folder}: its tensors cannot be read: {error}") from None
+    _check_shapes(folder, config, shapes, _shapes(state))
+
+
+def _check_shapes(
+    folder: str,
+    config: dict[str, Any],
+    tensors: Mapping[str, tuple[int, ...]],
+    base: Mapping[str, tuple[int, ...]],
+) -> None:
+    """Every tensor of an adapter has its place in the base, and all that belong to one module fit each other."""
+    for name, shape in tensors.items():
+        module = name.removeprefix(_PREFIX).removesuffix(_DOWN).removesuffix(_UP)
+        if not name.endswith((_DOWN, _UP)):
+            if base.get(module) != shape:
+                raise ModelLoadError(
+                    f"adapter {folder}: its tensor {name} is {shape}, the base model's {base.get(module, 'missing')}"
+                )
             continue
-        module = name.removeprefix(_PREFIX).removesuffix(".lora_A.weight")
-        up_name = name.replace(".lora_A.", ".lora_B.")
-        weight_name = f"{module}.weight"
-        if weight_name not in merged or up_name not in tensors:
-            raise ModelLoadError(f"adapter {folder}: its module {module} is not in the base model's weights")
-        base = merged[weight_name]
-        delta = tensors[up_name].float() @ down.float()  # [outputs, inputs]
-        if config.get("fan_in_fan_out"):
-            delta = delta.T
-        if delta.shape != base.shape:
+        down, up = (tensors.get(f"{_PREFIX}{module}{suffix}") for suffix in (_DOWN, _UP))
+        weight = base.get(f"{module}.weight")
+        if weight is None or down is None or up is None:
+            missing = "in the base model's weights" if weight is None else "complete"
+            raise ModelLoadError(f"adapter {folder}: its module {module} is not {missing}")
+        rank = _rank(config, module)
+        if down[0] != rank or up[-1] != rank:
             raise ModelLoadError(
-                f"adapter {folder}: module {module} is {tuple(delta.shape)}, the base model's {tuple(base.shape)}"
+                f"adapter {folder}: module {module} has ranks {down[0]} and {up[-1]}; its config says {rank}"
             )
-        merged[weight_name] = (base.float() + _scale(config, module) * delta).to(base.dtype)
-        used |= {name, up_name}
-    for name in tensors.keys() - used:
-        base_name = name.removeprefix(_PREFIX)
-        if base_name not in merged or merged[base_name].shape != tensors[name].shape:
-            raise ModelLoadError(f"adapter {folder}: its tensor {name} does not fit the base model's weights")
-        merged[base_name] = tensors[name].to(merged[base_name].dtype)
-    return merged
+        delta = (down[1], up[0]) if config.get("fan_in_fan_out") else (up[0], down[1])
+        if delta != weight:
+            raise ModelLoadError(f"adapter {folder}: module {module} is {delta}, the base model's {weight}")
+
+
+def _shapes(tensors: Mapping[str, torch.Tensor]) -> dict[str, tuple[int, ...]]:
+    return {name: tuple(tensor.shape) for name, tensor in tensors.items()}
+
+
+def _tensor_file(folder: str) -> Path:
+    return Path(folder).expanduser() / "adapter_model.safetensors"
+
+
+def _read_tensors(folder: str) -> dict[str, torch.Tensor]:
+    from safetensors import SafetensorError
+    from safetensors.torch import load_file
+
+    try:
+        return load_file(_tensor_file(folder))
+    except (OSError, SafetensorError) as error:
+        raise ModelLoadError(f"adapter {folder}: its tensors cannot be read: {error}") from None
+
+
+def _rank(config: dict[str, Any], module: str) -> int:
+    return int(_by_pattern(config.get("rank_pattern"), module, config["r"]))
 
 
 def _scale(config: dict[str, Any], module: str) -> float:
-    rank = _by_pattern(config.get("rank_pattern"), module, config["r"])
+    rank = _rank(config, module)
     alpha = _by_pattern(config.get("alpha_pattern"), module, config["lora_alpha"])
     return float(alpha) / (math.sqrt(rank) if config.get("use_rslora") else rank)
 

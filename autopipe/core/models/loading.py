@@ -144,6 +144,8 @@ def choose_dtype(dtype: Dtype, source: ModelSource, device: str = "cpu") -> torc
     """
     import torch
 
+    if dtype in (Dtype.INT8, Dtype.INT4):
+        return torch.bfloat16  # of what is not quantised, and of activations
     if dtype is not Dtype.AUTO:
         return {Dtype.FP32: torch.float32, Dtype.BF16: torch.bfloat16, Dtype.FP16: torch.float16}[dtype]
     stored = stored_dtype(source)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 from typing import Any
 
 from autopipe.core.errors import TokenizerMismatchError
@@ -40,6 +42,12 @@ def require_same_tokenizer(target: Any, drafter: Any, target_name: str = "", dra
         f"the tokenizers of {our_name!r} (target, {len(ours)} tokens) and {their_name!r} (drafter, {len(theirs)} "
         f"tokens) differ in {len(different)} ids: {examples}. Choose a drafter with the target's tokenizer"
     )
+
+
+def tokenizer_fingerprint(tokenizer: Any) -> str:
+    """16 hexadecimal digits that are equal for tokenizers that give every token the same id."""
+    entries = sorted(tokenizer.get_vocab().items(), key=lambda entry: (entry[1], entry[0]))
+    return hashlib.sha256(json.dumps(entries).encode()).hexdigest()[:16]
 
 
 def _shown(tokens: dict[int, str], index: int) -> str:
