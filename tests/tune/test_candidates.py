@@ -1,0 +1,59 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from autopipe.core.errors import ConfigError
+from autopipe.core.plan import Plan, StagePlan
+from autopipe.tune.candidates import named, parse_drafter, too_large, with_precisions
+from autopipe.tune.limits import Limits
+
+
+def test_a_drafter_may_have_settings() -> None:
+    stage = parse_drafter("acme/small,adapter=chat,dtype=fp32")
+
+    assert (stage.model, stage.adapter, stage.dtype) == ("acme/small", "chat", "fp32")
+
+
+@pytest.mark.parametrize("text", ["acme/small,window=4", "acme/small,dtype", "acme/small,dtype=int3", ""])
+def test_other_settings_name_the_option(text: str) -> None:
+    with pytest.raises(ConfigError, match="--drafter"):
+        parse_drafter(text)
+
+
+def test_each_drafter_is_tried_in_each_precision_with_a_name_of_its_own() -> None:
+    found = named(with_precisions([parse_drafter("acme/small")], ["bf16", "fp32"]))
+
+    assert [(stage.name, stage.dtype.value) for stage in found] == [("small-bf16", "bf16"), ("small-fp32", "fp32")]
+
+
+def test_adapters_of_one_model_are_told_apart() -> None:
+    found = named([parse_drafter("small,adapter=a/chat"), parse_drafter("small,adapter=a/code")])
+
+    assert [stage.name for stage in found] == ["small+chat", "small+code"]
+
+
+def test_the_same_drafter_twice_is_refused() -> None:
+    with pytest.raises(ConfigError, match="once"):
+        named([parse_drafter("acme/small"), parse_drafter("acme/small")])
+
+
+def test_names_that_parameters_use_are_avoided() -> None:
+    assert [stage.name for stage in named([StagePlan.parse({"model": "acme/target"})])] == ["target-2"]
+
+
+def test_a_model_larger_than_the_memory_is_told_before_it_loads(tiny_folder: Path) -> None:
+    plan = Plan.parse({"chain": [{"model": str(tiny_folder), "device": "cpu"}]})
+
+    assert too_large(plan, Limits()) is None
+    assert "GiB of cpu memory" in str(too_large(plan, Limits(memory_bytes={"cpu": 1000})))
+
+
+def test_weights_that_are_cut_to_fewer_bits_may_be_smaller_than_their_file(tiny_folder: Path) -> None:
+    size = (tiny_folder / "model.safetensors").stat().st_size
+    room = Limits(memory_bytes={"cpu": int(0.6 * size)})
+    stage = {"model": str(tiny_folder), "device": "cpu"}
+
+    assert too_large(Plan.parse({"chain": [stage]}), room) is not None
+    assert too_large(Plan.parse({"chain": [{**stage, "dtype": "bf16"}]}), room) is None

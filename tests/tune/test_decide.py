@@ -1,0 +1,74 @@
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from autopipe.tune.decide import by_kind, decide, seconds
+from autopipe.tune.limits import Limits
+from autopipe.tune.live import Run
+from autopipe.tune.race import Arm
+from tests.tune.scenes import PROMPTS, found_plans
+
+FOUND = found_plans(3)
+
+
+def arm(ratios: list[float], place: int = 0, ttft_s: float = 0.01) -> Arm:
+    made = Arm(FOUND[place], f"plan {place + 1}")
+    for step, ratio in enumerate(ratios):
+        made.runs[step] = Run(tuple(range(10)), ratio, ttft_s, 2.0, None)
+        made.plain_runs[step] = Run(tuple(range(10)), 1.0, 0.01, 1.0, None)
+    return made
+
+
+def test_the_fastest_of_those_measured_to_the_end_wins() -> None:
+    arms = [arm([0.7] * 8, 0), arm([0.5] * 8, 1), arm([0.4] * 8, 2)]
+    arms[2].given_up = "others were better"
+
+    assert decide(arms, PROMPTS, Limits(), seconds).winner is arms[1]
+
+
+def test_a_gain_within_noise_is_no_gain() -> None:
+    noise = random.Random(1)
+    decision = decide([arm([noise.gauss(0.995, 0.05) for _ in range(8)])], PROMPTS, Limits(), seconds)
+
+    assert decision.winner is None
+    assert "nothing helps" in decision.reason
+
+
+def test_where_all_are_slower_it_is_plain_decoding() -> None:
+    assert decide([arm([1.02] * 8)], PROMPTS, Limits(), seconds).winner is None
+
+
+def test_a_plan_that_is_slower_on_one_kind_is_not_chosen() -> None:
+    mixed = arm([0.4, 1.2] * 4)
+    decision = decide([mixed, arm([0.8] * 8, 1)], PROMPTS, Limits(), seconds)
+
+    assert mixed.failed is not None
+    assert "chat" in mixed.failed
+    assert decision.winner is not None
+    assert decision.winner.name == "plan 2"
+
+
+def test_a_measured_figure_beyond_a_limit_counts() -> None:
+    late = arm([0.5] * 8, ttft_s=0.5)
+
+    assert decide([late], PROMPTS, Limits(ttft_s=0.2), seconds).winner is None
+    assert late.failed is not None
+    assert "allowed" in late.failed
+
+
+def test_without_a_measurement_it_is_plain_decoding() -> None:
+    assert decide([], PROMPTS, Limits(), seconds).winner is None
+
+
+def test_when_time_was_up_the_arms_measured_longest_count() -> None:
+    arms = [arm([0.5] * 7, 0), arm([0.3] * 2, 1)]
+    for each in arms:
+        each.unfinished = True
+
+    assert decide(arms, PROMPTS, Limits(), seconds).winner is arms[0]
+
+
+def test_speed_by_kind_is_of_totals() -> None:
+    assert by_kind(arm([0.5, 0.25] * 4), PROMPTS, seconds) == pytest.approx({"code": 2.0, "chat": 4.0})
