@@ -112,9 +112,13 @@ def load_backend(
     if is_drafter(stage):
         from autopipe.core.backends.shared_base import SharedBaseBackend
 
-        folders = _adapter_folders(stage)
         drafter = SharedBaseBackend(
-            config, load_state(source, choice.dtype), folders, dtype=choice.dtype, threads=threads, name=name
+            config,
+            lambda: load_state(source, choice.dtype),
+            _adapter_folders(stage),
+            dtype=choice.dtype,
+            threads=threads,
+            name=name,
         )
         drafter.choice_reason = choice.reason
         return drafter

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -42,7 +42,9 @@ class SharedBaseBackend(FusedBackend):
     All drafters are loaded at the start; `select` changes to another without reading anything.
 
     Args:
-        config, state: of the target.
+        config: of the target.
+        load: gives the target's weights by name, mapped from disk if possible. Called anew for every drafter and for
+            the embedding, so that pages which merging has touched are given back.
         adapters: drafters' folders, the one to begin with first; all with the same layers and size of head.
         dtype: torch.bfloat16 or torch.float32.
         threads: compute threads; None: all cores this process may use.
@@ -57,7 +59,7 @@ class SharedBaseBackend(FusedBackend):
     def __init__(
         self,
         config: Any,
-        state: Mapping[str, torch.Tensor],
+        load: Callable[[], Mapping[str, torch.Tensor]],
         adapters: Sequence[str],
         *,
         dtype: torch.dtype,
@@ -69,8 +71,8 @@ class SharedBaseBackend(FusedBackend):
             raise UnsupportedModelError(reason)
         check_threads(threads)
         shape = shape_of(config)
-        self._config, self._state, self._dtype = config, state, dtype
-        self._embedding = _embedding(state, shape, dtype)
+        self._config, self._load_state, self._dtype = config, load, dtype
+        self._embedding = _embedding(load(), shape, dtype)
         self._loaded: dict[str, _Drafter] = {}
         self.adapter = adapters[0]
         for adapter in dict.fromkeys(adapters):
@@ -120,12 +122,13 @@ class SharedBaseBackend(FusedBackend):
         return dataclasses.replace(notes, notes=f"{notes.notes}, drafter {self.adapter}")
 
     def _load(self, adapter: str) -> _Drafter:
-        info = check_drafter(adapter, self._config, self._state)
+        state = self._load_state()
+        info = check_drafter(adapter, self._config, state)
         if self._loaded:
             other = next(iter(self._loaded.values())).info
             if (len(info.layers), info.head_size) != (len(other.layers), other.head_size):
                 raise ConfigError("adapters", adapter, "drafters with as many layers and as large a head as the first")
-        return _Drafter.load(self._config, self._state, adapter, info, self._dtype, self._embedding)
+        return _Drafter.load(self._config, state, adapter, info, self._dtype, self._embedding)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -42,7 +42,7 @@ def copy(chat: str, tmp_path: Path) -> Path:
 
 
 def _backend(*adapters: str, dtype: torch.dtype = torch.float32) -> SharedBaseBackend:
-    return SharedBaseBackend(MODEL.config, STATE, adapters, dtype=dtype, threads=1)
+    return SharedBaseBackend(MODEL.config, lambda: STATE, adapters, dtype=dtype, threads=1)
 
 
 @torch.no_grad()
@@ -65,7 +65,7 @@ class _Finite(SharedBaseBackend):
 @pytest.mark.parametrize("check", CHECKS.values(), ids=CHECKS.keys())
 def test_keeps_the_contract_of_backends(check: object, chat: str) -> None:
     def make() -> SharedBaseBackend:
-        return _Finite(MODEL.config, STATE, [chat], dtype=torch.float32, threads=2)
+        return _Finite(MODEL.config, lambda: STATE, [chat], dtype=torch.float32, threads=2)
 
     check(Subject(make, lambda ids: _reference(chat, ids), 2e-4))  # type: ignore[operator]
 
@@ -199,7 +199,7 @@ def test_drafters_of_other_sizes_do_not_share_a_stage(chat: str, tmp_path: Path)
 def test_a_drafter_of_another_model_is_refused(chat: str) -> None:
     other = tiny_state(tiny_model(num_hidden_layers=4, seed=5))
     with pytest.raises(ModelLoadError, match="other weights"):
-        SharedBaseBackend(MODEL.config, other, [chat], dtype=torch.float32)
+        SharedBaseBackend(MODEL.config, lambda: other, [chat], dtype=torch.float32)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

@@ -1,0 +1,325 @@
+"""What a shared engine's thread does: pass requests to the worker and tokens to their handles, survive faults.
+
+The conductor is used by that one thread only; everybody else puts commands into its mailbox. Its counters may be read
+from anywhere.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections import deque
+from collections.abc import Iterable, Mapping
+from concurrent.futures import Future
+
+import numpy as np
+
+from autopipe.core.chain import neural_names
+from autopipe.core.channel import ChannelClosedError, Message
+from autopipe.core.errors import AutoPipeError, ConfigError, EngineClosedError, TargetDiedError, rebuild_error
+from autopipe.core.gating import StepCosts
+from autopipe.core.mailbox import Mailbox
+from autopipe.core.plan import Plan
+from autopipe.core.processes import WorkerState
+from autopipe.core.request import Outcome, RequestHandle, TokenBlock
+from autopipe.core.shared.drafting import DraftingConfig
+from autopipe.core.shared.keeper import WorkerKeeper, threads_of
+from autopipe.core.shared.ledger import OpenRequest
+from autopipe.core.shared.options import SharingOptions
+from autopipe.core.shared.throughput import FinishRate
+from autopipe.core.stats import StageReport, StageStats
+
+_log = logging.getLogger(__name__)
+
+_WATCH_S = 0.1
+_IDLE_WATCH_S = 1.0
+_MAX_LOSSES = 3
+"""Workers that may die in a row before everybody who waits is told."""
+
+
+class SharedConductor:
+    """Runs many requests on one worker.
+
+    Attributes:
+        plan: the plan in force.
+        target_facts: what the target said when it was ready.
+        fallbacks: what has not gone as planned so far, in words.
+        num_tokens: output tokens of all requests so far.
+        cache: what the worker said last of its prefix cache.
+        costs: seconds of a step by rows.
+        finishing: how fast requests end.
+    """
+
+    def __init__(self, plan: Plan, options: SharingOptions, load_timeout_s: float) -> None:
+        self.plan = plan
+        self.target_facts: Message = {}
+        self.fallbacks: list[str] = []
+        self.num_tokens = 0
+        self.cache: Mapping[str, int] = {}
+        self.costs: StepCosts | None = None
+        self.finishing = FinishRate()
+        self.mailbox = Mailbox()
+        self.keeper = WorkerKeeper(self.mailbox, options, load_timeout_s)
+        self._gate = threading.Lock()
+        self._open: dict[int, OpenRequest] = {}
+        self._loading: Future[None] | None = None
+        self._saving: deque[Future[int]] = deque()  # answered in order
+        self._losses = 0  # of workers in a row, since one was last ready
+
+    # -- read from anywhere ---------------------------------------------------------------------------------
+
+    def counts(self) -> tuple[int, int]:
+        """Requests that have begun, and requests that wait."""
+        with self._gate:
+            running = sum(request.begun for request in self._open.values())
+            return running, len(self._open) - running
+
+    def progress(self) -> dict[int, list[StageReport]]:
+        """What has been done so far for each request that has begun, by the id of its handle."""
+        with self._gate:
+            return {number: request.reports() for number, request in self._open.items() if request.begun}
+
+    def first_running(self) -> RequestHandle | None:
+        """The request that has run longest."""
+        with self._gate:
+            return next((request.handle for request in self._open.values() if request.begun), None)
+
+    def admit(self, request: OpenRequest) -> None:
+        """Take a request in. Raises EngineClosedError when nobody will serve it."""
+        with self._gate:
+            self._open[request.handle.id] = request
+        try:
+            self.mailbox.post(lambda: None)
+        except EngineClosedError:
+            with self._gate:
+                self._open.pop(request.handle.id, None)
+            raise
+
+    def new_stats(self) -> StageStats:
+        """Empty counters of the target."""
+        return StageStats(name=neural_names(self.plan)[-1])
+
+    # -- the thread -----------------------------------------------------------------------------------------
+
+    def run(self) -> None:
+        """Returns once the mailbox is closed and everything has ended."""
+        try:
+            while not self.mailbox.closed:
+                self._turn()
+        except BaseException:  # whatever it is, it must not leave callers waiting for ever
+            _log.exception("the engine failed")
+        finally:
+            self.mailbox.close()
+            self._shut_down()
+
+    def _turn(self) -> None:
+        busy = bool(self._open) or self.keeper.loading
+        self.keeper.listen(_WATCH_S if busy else _IDLE_WATCH_S)
+        self._hear()
+        for command in self.mailbox.take():
+            command()
+        trouble = self.keeper.trouble() if busy else None
+        if trouble is not None:
+            self._lose(trouble)
+        self._send_waiting()
+
+    def _shut_down(self) -> None:
+        for command in self.mailbox.take():
+            command()
+        self._end_all(self._unfinished(), EngineClosedError("the engine was closed"))
+        self._answer_load(EngineClosedError("the engine was closed"))
+        self._fail_saving(EngineClosedError("the engine was closed"))
+        self.keeper.close()
+
+    def start_plan(self, plan: Plan, done: Future[None]) -> None:
+        """Put `plan` in force; `done` learns when it is, or why not."""
+        if self.mailbox.closed:
+            done.set_exception(EngineClosedError("the engine was closed"))
+            return
+        self.plan = plan
+        for request in self._unfinished():
+            request.plan_changes += request.begun
+        if self.keeper.ready:
+            self._configure()
+            done.set_result(None)
+            return
+        self._answer_load(AutoPipeError("another plan was applied before this one was ready"))
+        self._loading = done
+        self._load()
+
+    def withdraw_plan(self, done: Future[None]) -> None:
+        """Nobody waits for `done` any more."""
+        if self._loading is done:
+            self._loading = None
+
+    def save_ngrams(self, path: str, done: Future[int]) -> None:
+        """Have the worker write what its drafter learned online; `done` gets the number of contexts."""
+        if not self.keeper.ready:
+            done.set_exception(AutoPipeError("the target is not loaded"))
+            return
+        self._saving.append(done)
+        self.keeper.send({"type": "save-ngrams", "path": path})
+
+    def cancel(self, handle: RequestHandle) -> None:
+        request = self._open.get(handle.id)
+        if request is not None:
+            if request.sent:
+                self.keeper.send({"type": "end", "request": handle.id})
+            self._end(request, request.outcome("cancelled"))
+
+    def _send_waiting(self) -> None:
+        waiting = [request for request in self._unfinished() if not request.sent]
+        if not waiting:
+            return
+        if self.keeper.worker is None:
+            self._load()
+        if self.keeper.ready:
+            for request in waiting:
+                request.sent = True
+                self.keeper.send(request.begin_message())
+
+    def _unfinished(self) -> list[OpenRequest]:
+        with self._gate:
+            return list(self._open.values())
+
+    def _end(self, request: OpenRequest, outcome: Outcome | BaseException) -> None:
+        with self._gate:
+            self._open.pop(request.handle.id, None)
+        self.finishing.count()
+        request.handle.put_outcome(outcome)
+
+    def _end_all(self, requests: Iterable[OpenRequest], error: AutoPipeError) -> None:
+        for request in requests:
+            self._end(request, error)
+
+    # -- the worker -----------------------------------------------------------------------------------------
+
+    def _load(self) -> None:
+        try:
+            self.keeper.load(self.plan)
+        except OSError as error:
+            self._fail_load(AutoPipeError(f"no new process: {error}"))
+
+    def _answer_load(self, error: AutoPipeError | None) -> None:
+        loading, self._loading = self._loading, None
+        if loading is None:
+            return
+        if error is None:
+            loading.set_result(None)
+        else:
+            loading.set_exception(error)
+
+    def _fail_load(self, error: AutoPipeError) -> None:
+        self.keeper.end()
+        self._end_all(self._unfinished(), error)
+        self._answer_load(error)
+
+    def _configure(self) -> None:
+        drafting = DraftingConfig.of(self.plan)
+        message = {"type": "configure", "drafting": drafting.model_dump(mode="json"), "threads": threads_of(self.plan)}
+        self.keeper.send(message)
+
+    def _hear(self) -> None:
+        try:
+            while (message := self.keeper.hear()) is not None:
+                self._obey(message)
+        except ChannelClosedError as error:
+            self._lose(str(error))
+
+    def _obey(self, message: Message) -> None:
+        kind = message["type"]
+        if kind == "step":
+            self._take_step(message)
+        elif kind == "ready":
+            self._take_ready(message)
+        elif kind == "load-failed":
+            self._fail_load(rebuild_error(message["error"], message["message"]))
+        elif kind == "step-failed":
+            self._lose(f"{message['error']}: {message['message']}")
+        elif kind == "note":
+            self._note(message["text"])
+        elif kind == "saved-ngrams":
+            done = self._saving.popleft()
+            if "error" in message:
+                done.set_exception(rebuild_error(message["error"], message["message"]))
+            else:
+                done.set_result(message["contexts"])
+        elif kind == "process":
+            self._process_row(message)
+
+    def _take_ready(self, message: Message) -> None:
+        worker = self.keeper.worker
+        if worker is None:
+            return
+        worker.facts, worker.state = message, WorkerState.READY
+        self.target_facts = message
+        if self.costs is None:
+            self.costs = StepCosts({int(n): ms / 1e3 for n, ms in message["step_ms"].items() if ms > 0})
+        self._configure()
+        self._answer_load(None)
+
+    def _take_step(self, step: Message) -> None:
+        self.cache = step["cache"]
+        if self.costs is not None and not step["prefill"]:
+            self.costs.observe(step["rows"], max(step["forward"], 1) / 1e9)
+        for served in step["served"]:
+            request = self._open.get(served["request"])
+            if request is not None:  # else it was cancelled meanwhile
+                self._take_served(request, step, served)
+
+    def _take_served(self, request: OpenRequest, step: Message, served: Message) -> None:
+        with self._gate:
+            request.count(step, served)
+        if served["ids"]:
+            self.num_tokens += len(served["ids"])
+            request.handle.put_tokens(TokenBlock(served["ids"], served.get("logprobs")))
+        if "error" in served:
+            self._end(request, rebuild_error(*served["error"]))
+        elif served["finish"] is not None:
+            self._end(request, request.outcome(served["finish"]))
+
+    def _process_row(self, message: Message) -> None:
+        request, worker = self._open.get(message["request"]), self.keeper.worker
+        if worker is None or request is None or request.handle.processor is None:
+            return  # it has ended; the worker has been told, or will be
+        row = worker.slot.logits(message["vocab"])
+        try:
+            processed = np.asarray(request.handle.processor(message["prefix"], row.copy()))
+            if processed.shape != row.shape:
+                raise ConfigError("logits_processor", processed.shape, f"scores of shape {row.shape}")
+            row[:] = processed
+        except BaseException as error:  # the user's own code, whatever it raises: the user gets it back
+            self.keeper.send({"type": "end", "request": request.handle.id})
+            self._end(request, error)
+            return
+        self.keeper.send({"type": "processed", "request": request.handle.id})
+
+    def _lose(self, why: str) -> None:
+        """The worker is gone, or must go: fail what it had begun, and start another one for what it had not."""
+        worker, name = self.keeper.worker, neural_names(self.plan)[-1]
+        error = TargetDiedError(name, why)
+        was_ready = worker is not None and worker.state is WorkerState.READY
+        self._losses = 1 if was_ready else self._losses + 1
+        if self._losses > _MAX_LOSSES or not self.target_facts:
+            self._fail_load(error)
+            return
+        self.keeper.end()
+        self._fail_saving(error)
+        self._note(f"stage {name!r}: {why}")
+        for request in self._unfinished():
+            request.losses += request.sent
+            request.sent = False
+            if request.begun or request.losses > 1:  # whoever was there twice may be the reason
+                self._end(request, error)
+        self._load()
+
+    def _fail_saving(self, error: AutoPipeError) -> None:
+        while self._saving:
+            self._saving.popleft().set_exception(error)
+
+    def _note(self, text: str) -> None:
+        if text not in self.fallbacks:
+            _log.warning("%s", text)
+            self.fallbacks.append(text)
+        for request in self._unfinished():
+            request.fallbacks.append(text)

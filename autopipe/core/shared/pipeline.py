@@ -1,0 +1,264 @@
+"""The shared pipeline: one target, many requests, one forward a step for all of them.
+
+A step: let waiting requests in; choose who is served (`schedule.py`); draft for those that are answering, and share
+the rows out (`drafts.py`); one forward; verify each request by itself; emit. Nothing a request answers depends on any
+of these choices: its rows do not (`fused_batch.py`), and drafts only ever confirm what the target picks.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, NamedTuple
+
+from autopipe.core.backends.fused_batch import BatchRunner, Segment
+from autopipe.core.errors import AutoPipeError, KVMemoryError
+from autopipe.core.gating import StepCosts
+from autopipe.core.ngram import NgramDrafter
+from autopipe.core.shared.drafting import DraftingConfig
+from autopipe.core.shared.drafts import share_rows
+from autopipe.core.shared.options import SharingOptions
+from autopipe.core.shared.schedule import Chunk, choose_answering, choose_chunks, who_gives_way
+from autopipe.core.shared.sequence import Served, SharedRequest, StepReport
+from autopipe.core.shared.slots import SlotKeeper
+
+if TYPE_CHECKING:
+    import torch
+
+
+class _Row(NamedTuple):
+    """A request's part of a step: `num_read` tokens it lacks, then drafts."""
+
+    request: SharedRequest
+    num_read: int
+    drafts: list[int]
+
+    @property
+    def chooses(self) -> bool:
+        """Whether its last token is read, so that the next can be chosen."""
+        return self.num_read == self.request.missing
+
+    @property
+    def num_logits(self) -> int:
+        return 1 + len(self.drafts) if self.chooses else 0
+
+    @property
+    def segment(self) -> Segment:
+        request = self.request
+        ids = request.tokens[request.cached : request.cached + self.num_read] + self.drafts
+        return Segment(request.slot, ids, self.num_logits)
+
+
+class SharedPipeline:
+    """Requests on one batch runner. For one thread.
+
+    Attributes:
+        costs: seconds of a forward by rows, as measured; kept from request to request.
+        waiting: requests without KV, the next first.
+        active: requests with KV, the one that came in first, first.
+        preemptions: times a request was sent back because KV memory was short.
+        about_to_compute: called with the number of rows before each forward.
+    """
+
+    def __init__(self, runner: BatchRunner, options: SharingOptions) -> None:
+        self.runner = runner
+        self.options = options
+        self.costs = StepCosts()
+        self.drafting = DraftingConfig()
+        self.make_ngram: Callable[[], NgramDrafter] | None = None
+        self.waiting: deque[SharedRequest] = deque()
+        self.active: list[SharedRequest] = []
+        self.slots = SlotKeeper(runner, options.cached_sequences if options.prefix_cache else 0)
+        self.preemptions = 0
+        self.about_to_compute: Callable[[int], None] = lambda num_rows: None
+        self._step = 0
+
+    @property
+    def has_work(self) -> bool:
+        return bool(self.active or self.waiting)
+
+    def configure(self, drafting: DraftingConfig, make_ngram: Callable[[], NgramDrafter] | None) -> None:
+        """Draft otherwise from the next step on.
+
+        Args:
+            make_ngram: builds an n-gram drafter for one request; None: no drafts.
+        """
+        self.drafting, self.make_ngram = drafting, make_ngram
+        for request in (*self.active, *self.waiting):
+            request.ngram, request.ngram_unchanged = None, 0
+
+    def begin(self, request: SharedRequest) -> None:
+        self.waiting.append(request)
+
+    def cancel(self, number: int) -> None:
+        """Forget a request, wherever it is."""
+        for request in self.active:
+            if request.id == number:
+                self._leave(request)
+                return
+        for request in self.waiting:
+            if request.id == number:
+                self.waiting.remove(request)
+                return
+
+    def step(self) -> StepReport:
+        """Serve some of the requests; there must be work."""
+        start = time.monotonic_ns()
+        self._step += 1
+        self._let_in()
+        rows, logits, forward_ns = self._compute()
+        prefill = any(row.num_read > 1 for row in rows)
+        num_rows = sum(row.num_read + len(row.drafts) for row in rows)
+        if not prefill:
+            self.costs.observe(num_rows, max(1, forward_ns) / 1e9)
+        served = self._verify(rows, logits)
+        return StepReport(served, num_rows, prefill, start, time.monotonic_ns(), forward_ns)
+
+    # -- who is in ------------------------------------------------------------------------------------------
+
+    def _let_in(self) -> None:
+        self._admit_waiting()
+        tired = who_gives_way(self.active, self.options.quantum_tokens) if self.waiting else None
+        if tired is not None:
+            self._leave(tired)
+            self.waiting.append(tired)
+            self._admit_waiting()
+
+    def _admit_waiting(self) -> None:
+        while self.waiting and len(self.active) < self.options.max_active and self._has_memory(self.waiting[0]):
+            if not self.slots.admit(self.waiting[0]):
+                return
+            request = self.waiting.popleft()
+            request.since_active = 0
+            self.active.append(request)
+
+    def _leave(self, request: SharedRequest, *, keep: bool = True) -> None:
+        self.active.remove(request)
+        if request.ngram is not None:
+            request.ngram.reset()  # it may learn from the text, for other requests
+            request.ngram, request.ngram_unchanged = None, 0
+        self.slots.release(request, keep=keep)
+
+    def _has_memory(self, request: SharedRequest) -> bool:
+        """Whether there is room for what a request must read, after giving up finished sequences if need be."""
+        needed = len(request.tokens) + self.runner.page_tokens * (len(self.active) + 1)
+        while self.active:
+            free = self.runner.free_tokens()
+            if free is None or free >= needed:
+                return True
+            if not self.slots.evict():
+                return False
+        return True
+
+    def _make_memory(self) -> None:
+        """Give up a finished sequence, or else send the youngest request back to wait, its KV forgotten."""
+        if self.slots.evict():
+            return
+        if len(self.active) < 2:
+            raise KVMemoryError("the KV memory does not hold even one request; raise kv_bytes")
+        youngest = self.active[-1]
+        self._leave(youngest, keep=False)
+        self.waiting.appendleft(youngest)
+        self.preemptions += 1
+
+    # -- the forward ----------------------------------------------------------------------------------------
+
+    def _compute(self) -> tuple[list[_Row], torch.Tensor, int]:
+        """The rows of this step, their logits, and the nanoseconds of the forward."""
+        while True:
+            try:
+                rows = self._choose()
+                start = time.monotonic_ns()
+                self.about_to_compute(sum(row.num_read + len(row.drafts) for row in rows))
+                logits = self.runner.forward([row.segment for row in rows])
+                return rows, logits, time.monotonic_ns() - start
+            except KVMemoryError:
+                self._make_memory()
+
+    def _choose(self) -> list[_Row]:
+        answering, chunks = self._choose_who()
+        rows = [_Row(chunk.request, chunk.num_tokens, []) for chunk in chunks]
+        base_rows = len(answering) + sum(chunk.num_tokens for chunk in chunks)
+        drafts = self._draft(answering, base_rows)
+        return rows + [_Row(request, 1, ids) for request, ids in zip(answering, drafts, strict=True)]
+
+    def _choose_who(self) -> tuple[list[SharedRequest], list[Chunk]]:
+        """Who gets a token, and whose prompts are read, once all that others have read already is taken over."""
+        asked: set[int] = set()
+        while True:
+            answering = choose_answering(self.active, self.options.max_batch)
+            chunks = choose_chunks(self.active, len(answering), self.options)
+            new = [chunk.request for chunk in chunks if chunk.request.id not in asked]
+            if not new:
+                return answering, chunks
+            for request in new:
+                asked.add(request.id)
+                self.slots.reuse(request, self.active)
+
+    def _draft(self, answering: Sequence[SharedRequest], base_rows: int) -> list[list[int]]:
+        if self.make_ngram is None:
+            return [[] for _ in answering]
+        proposals = [self._propose(request, self.make_ngram) for request in answering]
+        room = max(base_rows, self.options.max_rows)
+        if not self.drafting.gate:
+            fair = (room - base_rows) // max(1, len(answering))
+            return [ids[:fair] for ids, _ in proposals]
+        counts = share_rows([chances for _, chances in proposals], self.costs, base_rows, float(base_rows), room)
+        return [ids[:count] for (ids, _), count in zip(proposals, counts, strict=True)]
+
+    def _propose(self, request: SharedRequest, make: Callable[[], NgramDrafter]) -> tuple[list[int], list[float]]:
+        if request.ngram is None:
+            request.ngram, request.ngram_unchanged = make(), 0
+        request.ngram.sync(request.tokens, request.ngram_unchanged)
+        request.ngram_unchanged = length = len(request.tokens)
+        room = min(request.end - length - 1, self.runner.max_length - length)
+        generated, budget = length - request.prompt_length, request.end - request.prompt_length
+        limit = min(self.drafting.limit(generated, budget), room)
+        if limit <= 0:
+            return [], []
+        draft = request.ngram.draft(limit)
+        return draft.token_ids, draft.confidence
+
+    # -- what came of it ------------------------------------------------------------------------------------
+
+    def _verify(self, rows: Sequence[_Row], logits: torch.Tensor) -> list[Served]:
+        served: list[Served] = []
+        begin = 0
+        for row in rows:
+            end = begin + row.num_logits
+            served.append(self._settle(row, logits[begin:end]))
+            begin = end
+        return served
+
+    def _settle(self, row: _Row, logits: torch.Tensor) -> Served:
+        request = row.request
+        done = Served(request.id, num_read=row.num_read, num_drafts=len(row.drafts), reused=request.reused)
+        request.served_step, request.reused = self._step, 0
+        if not row.chooses:
+            request.cached += row.num_read
+            return done
+        length = len(request.tokens)
+        try:
+            verdict = request.picker.verify(logits, request.tokens, row.drafts)
+        except AutoPipeError as error:
+            request.cached = length
+            self._leave(request, keep=False)
+            return replace(done, error=error)
+        tokens = request.up_to_end(verdict.token_ids)
+        request.tokens += tokens
+        request.since_active += len(tokens)
+        request.cached = min(length + verdict.num_accepted, len(request.tokens))
+        if row.drafts:
+            self.runner.rollback(request.slot, request.cached)
+        reason = request.finish_reason
+        if reason is not None:
+            self._leave(request)
+        return replace(
+            done,
+            token_ids=tokens,
+            logprobs=verdict.logprobs and verdict.logprobs[: len(tokens)],
+            num_accepted=verdict.num_accepted,
+            finish_reason=reason,
+        )

@@ -1,0 +1,287 @@
+"""The worker's side of a shared engine: obeys the engine's messages between steps, runs the pipeline, reports."""
+
+from __future__ import annotations
+
+import logging
+import os
+import select
+import time
+import traceback
+from collections.abc import Callable
+from dataclasses import asdict
+from typing import TYPE_CHECKING
+
+from autopipe.core.board import Slot
+from autopipe.core.chain import bound_cores
+from autopipe.core.channel import Channel, Message
+from autopipe.core.errors import AutoPipeError, ConfigError, TokenizerMismatchError
+from autopipe.core.isolation import isolate
+from autopipe.core.plan import StagePlan
+from autopipe.core.sampling import SamplingParams
+from autopipe.core.shared.drafting import DraftingConfig
+from autopipe.core.shared.options import SharingOptions
+
+if TYPE_CHECKING:
+    from autopipe.core.ngram import NgramDrafter
+    from autopipe.core.ngram_online import OnlineNgrams
+    from autopipe.core.noise import Float32Array
+    from autopipe.core.processors import CustomProcessor
+    from autopipe.core.shared.pipeline import SharedPipeline
+    from autopipe.core.shared.sequence import Served, StepReport
+
+_log = logging.getLogger(__name__)
+
+_OBEY_NS = 10_000_000_000
+_UNMEASURED_NS = 60_000_000_000
+_GRACE_NS = 800_000_000
+"""A forward this much later than twice its expected time counts as hung."""
+
+
+class SharedServer:
+    """Serves one shared pipeline until told to shut down or the engine is gone."""
+
+    def __init__(self, channel: Channel, slot: Slot) -> None:
+        self._channel = channel
+        self._slot = slot
+        self._pipeline: SharedPipeline | None = None
+        self._measured = False
+        self._online: OnlineNgrams | None = None
+        self._postponed: list[Message] = []
+
+    def run(self) -> None:
+        poller = select.poll()
+        poller.register(self._channel.fileno(), select.POLLIN)
+        while True:
+            while (message := self._next_message()) is not None:
+                if message["type"] == "shutdown":
+                    return
+                self._obey(message)
+            if self._pipeline is None or not self._pipeline.has_work:
+                poller.poll()
+            else:
+                self._step(self._pipeline)
+
+    def _next_message(self) -> Message | None:
+        return self._postponed.pop(0) if self._postponed else self._channel.receive()
+
+    def _obey(self, message: Message) -> None:
+        kind = message["type"]
+        self._slot.deadline_ns = 0 if kind == "load" else time.monotonic_ns() + _OBEY_NS
+        try:
+            if kind == "load":
+                self._load(message)
+            elif kind == "configure":
+                self._configure(DraftingConfig.parse(message["drafting"]), message["threads"])
+            elif kind == "begin":
+                self._begin(message)
+            elif kind == "save-ngrams":
+                self._save_ngrams(message["path"])
+            elif kind == "end" and self._pipeline is not None:
+                self._pipeline.cancel(message["request"])
+        except Exception as error:  # the engine is told why, and starts another worker
+            self._fail("step-failed", error)
+        finally:
+            self._slot.deadline_ns = 0
+
+    def _step(self, pipeline: SharedPipeline) -> None:
+        try:
+            report = pipeline.step()
+        except Exception as error:  # whatever a model may raise
+            self._fail("step-failed", error)
+            self._pipeline = None
+            return
+        finally:
+            self._slot.deadline_ns = 0
+        self._measured = True
+        self._channel.send(_step_message(report, pipeline))
+
+    # -- messages -------------------------------------------------------------------------------------------
+
+    def _load(self, message: Message) -> None:
+        from autopipe.core.shared.calibration import measure
+        from autopipe.core.shared.loading import load_target
+        from autopipe.core.shared.pipeline import SharedPipeline
+
+        started = time.monotonic()
+        try:
+            import torch
+
+            options = SharingOptions.parse(message["options"])
+            torch.set_num_threads(message["threads"])
+            stage = StagePlan.parse(message["stage"])
+            cores = bound_cores(stage)
+            if cores is not None:
+                os.sched_setaffinity(0, cores)  # before compute threads start, which inherit it
+            for reason in isolate(stage, self._slot):
+                self._channel.send({"type": "note", "text": reason})
+            loaded = load_target(stage, options, message["threads"])
+            pipeline = SharedPipeline(loaded.runner, options)
+            load_s = time.monotonic() - started
+            measure(loaded.runner, pipeline.costs, stage.emulated)
+        except Exception as error:  # anything that stops a model from loading is reported to the user
+            self._fail("load-failed", error)
+            return
+        pipeline.about_to_compute = self._set_deadline
+        self._pipeline = pipeline
+        runner = loaded.runner
+        self._channel.send(
+            {
+                "type": "ready",
+                "vocab_size": runner.vocab_size,
+                "max_length": runner.max_length,
+                "exact": True,
+                "choice": loaded.reason,
+                "load_s": load_s,
+                "step_ms": {n: 1e3 * pipeline.costs.seconds(n) for n in (1, 2, 4, 8, 16, 32)},
+                "kv_bytes_per_token": runner.kv_bytes_per_token,
+            }
+        )
+
+    def _set_deadline(self, num_rows: int) -> None:
+        allowed = _UNMEASURED_NS
+        if self._measured and self._pipeline is not None:
+            allowed = 2 * int(1e9 * self._pipeline.costs.seconds(num_rows)) + _GRACE_NS
+        self._slot.deadline_ns = time.monotonic_ns() + allowed
+
+    def _configure(self, drafting: DraftingConfig, threads: int) -> None:
+        pipeline = self._pipeline
+        if pipeline is None:
+            return
+        pipeline.runner.set_threads(threads)
+        if drafting == pipeline.drafting:
+            return
+        try:
+            make = self._ngram_maker(pipeline, drafting)
+        except AutoPipeError as error:
+            self._channel.send({"type": "note", "text": f"no n-gram drafter: {error}"})
+            drafting, make = drafting.replace(ngram=None), None
+        pipeline.configure(drafting, make)
+
+    def _save_ngrams(self, path: str) -> None:
+        try:
+            online = self._online
+            if online is None:
+                allowed = "true, in the plan in force, for there to be something to save"
+                raise ConfigError("ngram.online", False, allowed)
+            online.save(path)
+        except AutoPipeError as error:
+            answer = {"error": type(error).__name__, "message": str(error)}
+            self._channel.send({"type": "saved-ngrams", **answer})
+            return
+        self._channel.send({"type": "saved-ngrams", "contexts": len(online)})
+
+    def _ngram_maker(self, pipeline: SharedPipeline, drafting: DraftingConfig) -> Callable[[], NgramDrafter] | None:
+        """Builds drafters that share a table, and what is learned of confidence and online; each has its own text."""
+        self._online = None
+        if drafting.ngram is None:
+            return None
+        from autopipe.core.ngram import NgramDrafter
+        from autopipe.core.ngram_table import NgramTable
+
+        options, vocab_size = drafting.ngram, pipeline.runner.vocab_size
+        table = None if options.table is None else NgramTable.load(options.table)
+        first = NgramDrafter(options, table)
+        if first.max_token_id >= vocab_size:
+            raise TokenizerMismatchError(
+                f"the n-gram table {options.table!r} has token {first.max_token_id}, the target only {vocab_size} "
+                "tokens: it was learned with another tokenizer"
+            )
+        self._online = first.online
+        return lambda: NgramDrafter(options, table, first.calibration, first.online)
+
+    def _begin(self, message: Message) -> None:
+        from autopipe.core.picker import Picker
+        from autopipe.core.shared.sequence import SharedRequest
+
+        pipeline = self._pipeline
+        if pipeline is None:
+            return
+        params = SamplingParams.parse(message["params"])
+        prompt: list[int] = message["prompt"]
+        number: int = message["request"]
+        picker = Picker(
+            params,
+            vocab_size=pipeline.runner.vocab_size,
+            eos_token_ids=message["eos"],
+            prompt_length=len(prompt),
+            processor=self._remote_processor(number) if message["processor"] else None,
+        )
+        pipeline.begin(
+            SharedRequest(
+                id=number,
+                tokens=prompt + message["output"],
+                prompt_length=len(prompt),
+                end=len(prompt) + params.max_new_tokens,
+                eos_token_ids=frozenset(message["eos"]),
+                picker=picker,
+            )
+        )
+
+    # -- answers --------------------------------------------------------------------------------------------
+
+    def _remote_processor(self, request: int) -> CustomProcessor:
+        """The user's logits processor lives in the parent: send it the row, take the row it sends back."""
+
+        def process(prefix: list[int], row: Float32Array) -> Float32Array:
+            shared = self._slot.logits(row.size)
+            shared[:] = row
+            self._slot.deadline_ns = 0  # the user's own code may take its time
+            self._channel.send({"type": "process", "request": request, "prefix": prefix, "vocab": row.size})
+            while True:
+                self._channel.wait()
+                message = self._channel.receive()
+                if message is None:
+                    continue
+                if message["type"] == "processed" and message["request"] == request:
+                    return shared.copy()
+                self._postponed.append(message)
+                if message["type"] == "shutdown" or (message["type"] == "end" and message["request"] == request):
+                    raise AutoPipeError("ended while its logits were being processed")
+
+        return process
+
+    def _fail(self, kind: str, error: Exception) -> None:
+        if not isinstance(error, AutoPipeError):
+            _log.debug("%s", traceback.format_exc())
+        name, text = type(error).__name__, str(error) or type(error).__name__
+        self._channel.send({"type": kind, "error": name, "message": text})
+
+
+def _step_message(report: StepReport, pipeline: SharedPipeline) -> Message:
+    slots = pipeline.slots
+    return {
+        "type": "step",
+        "start": report.start_ns,
+        "end": report.finished_ns,
+        "forward": report.forward_ns,
+        "rows": report.num_rows,
+        "prefill": report.prefill,
+        "served": [_served_message(served) for served in report.served],
+        "waiting": len(pipeline.waiting),
+        "cache": {
+            "hits": slots.prefix_hits,
+            "reused": slots.tokens_reused,
+            "evictions": slots.evictions,
+            "sequences": slots.num_cached,
+            "preemptions": pipeline.preemptions,
+            "kv_bytes": pipeline.runner.kv_bytes_in_use(),
+        },
+    }
+
+
+def _served_message(served: Served) -> Message:
+    message: Message = {
+        "request": served.request,
+        "ids": served.token_ids,
+        "read": served.num_read,
+        "drafts": served.num_drafts,
+        "accepted": served.num_accepted,
+        "finish": served.finish_reason,
+    }
+    if served.reused:
+        message["reused"] = served.reused
+    if served.logprobs is not None:
+        message["logprobs"] = [asdict(item) for item in served.logprobs]
+    if served.error is not None:
+        message["error"] = [type(served.error).__name__, str(served.error)]
+    return message

@@ -1,0 +1,88 @@
+"""Slots of the batch runner: handed to requests, kept for their prefixes, taken back."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import numpy as np
+
+from autopipe.core.backends.fused_batch import BatchRunner
+from autopipe.core.shared.prefix_cache import MIN_REUSE, PrefixCache, common_length
+from autopipe.core.shared.sequence import SharedRequest
+
+
+class SlotKeeper:
+    """Gives requests slots, and KV that others have computed already.
+
+    Args:
+        cached_sequences: finished sequences kept at most; 0: none, and nothing is shared.
+    """
+
+    def __init__(self, runner: BatchRunner, cached_sequences: int) -> None:
+        self.prefix_hits = 0
+        self.tokens_reused = 0
+        self.evictions = 0
+        self._runner = runner
+        self._shares = cached_sequences > 0
+        self._cache = PrefixCache(cached_sequences)
+        self._free = list(reversed(range(runner.slots)))
+
+    @property
+    def num_cached(self) -> int:
+        """Finished sequences that are kept."""
+        return len(self._cache)
+
+    def admit(self, request: SharedRequest) -> bool:
+        """Give a request an empty slot; False when there is none."""
+        while not self._free:
+            if not self.evict():
+                return False
+        request.slot, request.cached = self._free.pop(), 0
+        return True
+
+    def evict(self) -> bool:
+        """Give up the finished sequence used least recently; False when none is left."""
+        if not len(self._cache):
+            return False
+        self._drop([self._cache.evict()])
+        self.evictions += 1
+        return True
+
+    def release(self, request: SharedRequest, *, keep: bool) -> None:
+        """Take a request's slot back; with `keep`, its KV may serve others."""
+        slot, request.slot = request.slot, -1
+        cached, request.cached = request.cached, 0
+        self._drop(self._cache.put(slot, request.tokens[:cached]) if keep else [slot])
+
+    def reuse(self, request: SharedRequest, active: Iterable[SharedRequest]) -> int:
+        """Take over the KV of the longest common beginning that another sequence holds; return the tokens gained.
+
+        The last token is always left to read: the choice of the next one needs its row.
+        """
+        if not self._shares:
+            return 0
+        ids = np.asarray(request.tokens[:-1], dtype=np.int32)
+        source, length = self._cache.find(ids)
+        for other in active:
+            if other is not request and other.cached > length:
+                shared = common_length(ids, np.asarray(other.tokens[: other.cached], dtype=np.int32))
+                if shared > length:
+                    source, length = other.slot, shared
+        gained = length - request.cached
+        if gained < MIN_REUSE:
+            return 0
+        self._runner.copy_prefix(source, request.slot, length)
+        request.cached = length
+        request.reused += gained
+        self.prefix_hits += 1
+        self.tokens_reused += gained
+        return gained
+
+    def clear(self) -> None:
+        """Forget all finished sequences."""
+        self._drop(self._cache.clear())
+
+    def _drop(self, slots: Iterable[int]) -> None:
+        for slot in slots:
+            self._runner.reset(slot)
+            self._free.append(slot)
