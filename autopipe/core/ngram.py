@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
+import json
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from autopipe.core.errors import ConfigError
+from autopipe.core.errors import ConfigError, ModelLoadError
 from autopipe.core.ngram_calibration import Calibration
-from autopipe.core.ngram_features import PRIOR, START_RECENT, own_classes, table_classes, update_recent
+from autopipe.core.ngram_features import ONLINE, PRIOR, START_RECENT, TABLE, own_classes, table_classes, update_recent
 from autopipe.core.ngram_index import SuffixIndex
-from autopipe.core.ngram_table import NgramTable
+from autopipe.core.ngram_online import MAX_ORDER as ONLINE_ORDER
+from autopipe.core.ngram_online import OnlineNgrams
+from autopipe.core.ngram_table import NgramTable, context_keys
 from autopipe.core.plan import NgramOptions
+
+CALIBRATION_KEY = "calibration"
+"""Metadata of a table: JSON list of the weights fitted for it on held-out answers."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,18 +42,20 @@ class _Proposal(NamedTuple):
 class NgramDrafter:
     """Drafts for one sequence at a time, in microseconds, without a model.
 
-    For each position there are up to two proposals: the latest successor of the longest suffix of the text
-    (max_order to min_order tokens) that occurred before, and the learned table's. The more confident one is
-    drafted, appended, and the longer text looked up again, so a draft may hop between occurrences and sources.
+    For each position there are up to three proposals: the latest successor of the longest suffix of the text
+    (max_order to min_order tokens) that occurred before, the learned table's, and that of what was learned online
+    from earlier requests. The most confident one is drafted, appended, and the longer text looked up again, so a
+    draft may hop between occurrences and sources.
 
     Learning is free and complete: every token that `sync` appends scores the proposals for its position, drafted
     or not, so confidence stays calibrated while a gate holds all drafts back. What is learned (`calibration`)
-    survives `reset`; the index does not. Not thread-safe.
+    survives `reset`, and so does what is learned `online`; the index does not. Not thread-safe.
 
     Args:
-        options: orders, and the file of the learned table.
+        options: orders, the file of the learned table, whether to learn online.
         table: a learned table, instead of the one named in `options`.
-        calibration: to start from, and to keep learning; none: the shipped prior.
+        calibration: to start from, and to keep learning; none: the table's own, else the shipped prior.
+        online: what was learned online so far, instead of nothing; used if the options say so.
 
     Raises:
         ConfigError: the table in `options` cannot be read.
@@ -58,14 +67,20 @@ class NgramDrafter:
         options: NgramOptions,
         table: NgramTable | None = None,
         calibration: Calibration | None = None,
+        online: OnlineNgrams | None = None,
     ) -> None:
         if table is None and options.table is not None:
             table = NgramTable.load(options.table)
-        self.calibration = calibration or Calibration(PRIOR)
+        self.calibration = calibration or Calibration(prior_of(table))
+        if online is None and options.online:
+            online = OnlineNgrams(options.online_entries)
+        self.online = online if options.online else None
         self._table = table
         self._index = SuffixIndex(options.min_order, options.max_order)
-        self._tail_length = max(options.max_order, table.max_order if table else 0)
+        self._key_order = max(table.max_order if table else 0, ONLINE_ORDER if options.online else 0)
+        self._tail_length = max(options.max_order, self._key_order)
         self._recent: list[float] = []
+        self._num_learned = 0  # tokens, prompt included, that were taken in online
         self._prompted = False
 
     @property
@@ -74,7 +89,8 @@ class NgramDrafter:
         return -1 if self._table is None else self._table.max_token_id
 
     def reset(self) -> None:
-        """Forget the sequence, keep the calibration."""
+        """Forget the sequence; keep the calibration, and what is learned online."""
+        self._learn_online(len(self._index))
         self._index.clear()
         self._recent.clear()
         self._prompted = False
@@ -91,6 +107,7 @@ class NgramDrafter:
         known = min(len(self._index), len(tokens))
         if not 0 <= unchanged <= known:
             raise ConfigError("unchanged", unchanged, f"0 to {known}")
+        self._learn_online(unchanged)
         while len(self._index) > unchanged:
             self._index.pop()
         del self._recent[unchanged:]
@@ -102,7 +119,8 @@ class NgramDrafter:
             self._index.push(token)
             self._recent.append(recent)
             text.append(token)
-        self._prompted = True
+        if not self._prompted:
+            self._prompted, self._num_learned = True, len(tokens)
 
     def draft(self, limit: int) -> Draft:
         """Up to `limit` tokens that may follow; fewer, or none, where nothing matches."""
@@ -125,6 +143,14 @@ class NgramDrafter:
             recent = update_recent(recent, True)
         return Draft(token_ids, confidences)
 
+    def _learn_online(self, end: int) -> None:
+        """Take in the text up to `end`, prompt apart: tokens that a sync leaves unchanged were accepted."""
+        if self.online is not None and self._prompted and end > self._num_learned:
+            start = max(0, self._num_learned - ONLINE_ORDER)
+            tokens = self._index.tail(len(self._index) - start)
+            self.online.learn(tokens, self._num_learned - start, end - start)
+            self._num_learned = end
+
     def _score(self, text: list[int], recent: float, token: int) -> bool:
         """Learn how the proposals after `text` did, `token` having followed; whether the best was right."""
         right = False
@@ -139,14 +165,37 @@ class NgramDrafter:
         return right
 
     def _propose(self, text: list[int], recent: float) -> list[_Proposal]:
-        """At most one proposal from the text and one from the table."""
+        """At most one proposal from the text, the table and what was learned online, each."""
         own = self._index.match(text)
-        table = self._table.match(text) if self._table is not None else None
+        own_token = None if own is None else own.successors[-1]
+        keys = context_keys(text, self._key_order) if self._key_order else ()
+        table = self._table.match_keys(keys) if self._table is not None else None
+        online = self.online.match_keys(keys) if self.online is not None else None
         proposals = []
         if own is not None:
-            classes = own_classes(own.order, own.successors, recent, table and table.token_id)
+            other = table or online
+            classes = own_classes(own.order, own.successors, recent, other and other.token_id)
             proposals.append(_Proposal(own.successors[-1], classes))
         if table is not None:
-            classes = table_classes(table, own and own.successors[-1])
-            proposals.append(_Proposal(table.token_id, classes))
+            proposals.append(_Proposal(table.token_id, table_classes(table, own_token, TABLE)))
+        if online is not None:
+            proposals.append(_Proposal(online.token_id, table_classes(online, own_token, ONLINE)))
         return proposals
+
+
+def prior_of(table: NgramTable | None) -> Sequence[float]:
+    """The weights a calibration starts from: the table's own where it carries them.
+
+    Raises:
+        ModelLoadError: the table's weights are not of this version of AutoPipe.
+    """
+    text = None if table is None else table.metadata.get(CALIBRATION_KEY)
+    if text is None:
+        return PRIOR
+    try:
+        weights = [float(weight) for weight in json.loads(text)]
+    except (ValueError, TypeError):
+        weights = []
+    if len(weights) != len(PRIOR) or not all(map(math.isfinite, weights)):
+        raise ModelLoadError("the n-gram table's calibration is damaged; make it again with `autopipe drafts ngram`")
+    return weights

@@ -28,6 +28,11 @@ class Calibration:
         self._weights = list(prior)
         self._curvature = [_MIN_CURVATURE] * len(self._weights)
 
+    @property
+    def weights(self) -> list[float]:
+        """The weights as learned so far, a copy."""
+        return list(self._weights)
+
     def confidence(self, classes: Sequence[int]) -> float:
         """Chance, strictly between 0 and 1, that a proposal in these classes is right."""
         weights = self._weights

@@ -19,7 +19,7 @@ _SMOOTHING = 0.5
 
 
 def count_contexts(
-    sequences: Iterable[Sequence[int]], max_order: int, min_count: int, max_entries: int
+    sequences: Iterable[Sequence[int] | npt.NDArray[np.integer[Any]]], max_order: int, min_count: int, max_entries: int
 ) -> dict[str, Array]:
     """The arrays of an `NgramTable`: keys, token_ids, counts, shares."""
     tokens, starts = _joined(sequences)
@@ -40,14 +40,12 @@ def count_contexts(
         pairs[position] = _pair_counts(keys[position], successors[position])
         totals = np.zeros(len(tokens), dtype=np.int64)
         totals[position] = _counts(keys[position])
-        found.append(
-            _best(keys, successors, pairs, totals, shorter_pairs, shorter_totals, position, min_count)
-        )
+        found.append(_best(keys, successors, pairs, totals, shorter_pairs, shorter_totals, position, min_count))
         shorter_keys, shorter_pairs, shorter_totals = keys, pairs, totals
     return _kept(found, max_entries)
 
 
-def _joined(sequences: Iterable[Sequence[int]]) -> tuple[Array, Array]:
+def _joined(sequences: Iterable[Sequence[int] | npt.NDArray[np.integer[Any]]]) -> tuple[Array, Array]:
     """All tokens in one array, and for each the position at which its sequence starts."""
     try:
         arrays = [np.asarray(sequence, dtype=np.int64).reshape(-1) for sequence in sequences]

@@ -1,6 +1,6 @@
 """Feature classes of n-gram proposals, and the weights their calibration starts from.
 
-Classes are numbered through all features of both sources, so that one `Calibration` serves both:
+Classes are numbered through all features of the sources, so that one `Calibration` serves all:
 
 | source | feature | classes |
 |---|---|---|
@@ -12,6 +12,7 @@ Classes are numbered through all features of both sources, so that one `Calibrat
 | table | occurrences | 1, 2 to 3, 4 to 7, 8 to 15, 16 to 31, 32 and more |
 | table | share of the successor | 6 equal steps |
 | table | the own text's proposal | the same, another |
+| learned online | the four of the table | as for the table |
 """
 
 from __future__ import annotations
@@ -32,23 +33,30 @@ _TABLE_COUNTS = 6
 _AGREEMENT = _ORDERS
 _RECENT = _AGREEMENT + 2 * _AGREEING - 1
 _SAME = _RECENT + _STEPS
-_TABLE_ORDER = _SAME + 2
-_TABLE_COUNT = _TABLE_ORDER + _TABLE_ORDERS
-_TABLE_SHARE = _TABLE_COUNT + _TABLE_COUNTS
-_TABLE_SAME = _TABLE_SHARE + _STEPS
+TABLE = _SAME + 2
+"""First class of the table's features."""
+_COUNT = _TABLE_ORDERS
+_SHARE = _COUNT + _TABLE_COUNTS
+_TABLE_SAME = _SHARE + _STEPS
+ONLINE = TABLE + _TABLE_SAME + 2
+"""First class of the features of what was learned online."""
 
-PRIOR = (
+_OWN_PRIOR = (
     *(-0.75, 0.2, 0.45, 0.7, 0.75, 1.3),
     *(-0.1, 0.65, 1.5, 2.3, -1.75, -0.45, 0.45),
     *(-0.1, 0.0, 0.45, 0.5, 0.65, 1.1),
     *(1.0, -0.3),
+)
+_TABLE_PRIOR = (
     *(-0.9, -0.6, -0.4, 0.1, 0.2),
     *(-1.2, -1.2, -0.6, -0.25, 0.1, 0.4),
     *(-1.5, -1.05, -0.5, -0.05, 0.3, 1.4),
     *(3.2, -1.4),
 )
+PRIOR = (*_OWN_PRIOR, *_TABLE_PRIOR, *_TABLE_PRIOR)
 """Fitted (ridge) to greedy answers of the demo model to chat, summarising and standard-library prompts, with no table
-and with tables from other answers and from source code; smoothed by hand. Benchmark prompts were not used."""
+and with tables from other answers and from source code; smoothed by hand. Benchmark prompts were not used. Tables made
+by `autopipe drafts ngram` carry weights of their own."""
 
 
 def update_recent(recent: float, right: bool) -> float:
@@ -71,14 +79,14 @@ def own_classes(order: int, successors: Sequence[int], recent: float, table_toke
     return classes if table_token is None else (*classes, _SAME + (table_token != token))
 
 
-def table_classes(match: TableMatch, own_token: int | None) -> tuple[int, ...]:
-    """Classes of the table's proposal."""
+def table_classes(match: TableMatch, own_token: int | None, first: int = TABLE) -> tuple[int, ...]:
+    """Classes of a table's proposal; `first` is TABLE or ONLINE."""
     classes = (
-        _TABLE_ORDER + min(match.order, _TABLE_ORDERS) - 1,
-        _TABLE_COUNT + min(match.occurrences.bit_length(), _TABLE_COUNTS) - 1,
-        _TABLE_SHARE + _step(match.share / 255),
+        first + min(match.order, _TABLE_ORDERS) - 1,
+        first + _COUNT + min(match.occurrences.bit_length(), _TABLE_COUNTS) - 1,
+        first + _SHARE + _step(match.share / 255),
     )
-    return classes if own_token is None else (*classes, _TABLE_SAME + (own_token != match.token_id))
+    return classes if own_token is None else (*classes, first + _TABLE_SAME + (own_token != match.token_id))
 
 
 def _step(share: float) -> int:

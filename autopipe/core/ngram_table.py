@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import mmap
+import os
 from bisect import bisect_left
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -13,6 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from autopipe.core.errors import ConfigError, ModelLoadError
+from autopipe.core.ngram_shipped import table_path
 
 FORMAT = "autopipe-ngram-1"
 MAX_TABLE_ORDER = 8
@@ -87,14 +89,12 @@ class NgramTable:
 
     def match(self, text: Sequence[int]) -> TableMatch | None:
         """The entry of the longest suffix of `text` in the table, or None."""
+        return self.match_keys(context_keys(text, self.max_order))
+
+    def match_keys(self, hashes: Sequence[int]) -> TableMatch | None:
+        """The entry of the longest of these contexts (from `context_keys`, shortest first), or None."""
         keys = self._keys
-        hashes = []
-        key = 0
-        for depth in range(1, min(self.max_order, len(text)) + 1):
-            key = ((key ^ text[-depth]) + depth) * _MULTIPLIER & _MASK
-            key ^= key >> 29
-            hashes.append(key)
-        for order in range(len(hashes), 0, -1):
+        for order in range(min(len(hashes), self.max_order), 0, -1):
             key = hashes[order - 1]
             bucket = key >> self._shift
             end = self._bucket_ends[bucket + 1]
@@ -106,7 +106,7 @@ class NgramTable:
     @classmethod
     def build(
         cls,
-        sequences: Iterable[Sequence[int]],
+        sequences: Iterable[Sequence[int] | npt.NDArray[np.integer[Any]]],
         *,
         max_order: int = 5,
         max_bytes: int = 8 << 20,
@@ -146,8 +146,7 @@ class NgramTable:
         Raises:
             ConfigError: the file cannot be written.
         """
-        from safetensors import SafetensorError
-        from safetensors.numpy import save_file
+        from safetensors.numpy import save
 
         arrays: dict[str, npt.NDArray[Any]] = {
             "keys": np.asarray(self._keys, dtype=np.uint64),
@@ -156,19 +155,26 @@ class NgramTable:
             "shares": np.asarray(self._shares, dtype=np.uint8),
         }
         metadata = {**self.metadata, "format": FORMAT, "max_order": str(self.max_order)}
+        path = Path(path)
+        temporary = path.with_name(path.name + ".tmp")  # a process that has the old table mapped keeps it
         try:
-            save_file(arrays, str(path), metadata=metadata)
-        except (OSError, SafetensorError) as error:
+            temporary.write_bytes(save(arrays, metadata=metadata))
+            os.replace(temporary, path)
+        except OSError as error:
             raise ConfigError(_KEY, str(path), f"a file that can be written ({error})") from None
 
     @classmethod
     def load(cls, path: str | Path) -> NgramTable:
         """Map a table file into memory.
 
+        Args:
+            path: a file, or the name of a table that comes with AutoPipe (`ngram_shipped.SHIPPED_TABLES`).
+
         Raises:
             ConfigError: no such file, or it cannot be read.
             ModelLoadError: it is not an n-gram table, or it is damaged.
         """
+        path = table_path(path)
         try:
             with open(path, "rb") as file:
                 data = memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
@@ -182,6 +188,17 @@ class NgramTable:
             raise ModelLoadError(
                 f"{path} is not an n-gram table, or it is damaged ({error}); make it again with `autopipe drafts ngram`"
             ) from None
+
+
+def context_keys(text: Sequence[int], max_order: int) -> list[int]:
+    """64-bit hashes of the last 1, 2, ... max_order tokens of `text`, the shortest context first."""
+    keys = []
+    key = 0
+    for depth in range(1, min(max_order, len(text)) + 1):
+        key = ((key ^ text[-depth]) + depth) * _MULTIPLIER & _MASK
+        key ^= key >> 29
+        keys.append(key)
+    return keys
 
 
 def _bucket_ends(keys: Sequence[int], shift: int) -> list[int]:

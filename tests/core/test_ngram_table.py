@@ -91,9 +91,7 @@ def test_max_token_id_is_the_largest_proposal():
     assert NgramTable.build([[9, 4], [9, 4], [2, 3], [2, 3]]).max_token_id == 4
 
 
-@pytest.mark.parametrize(
-    "arguments", [{"max_order": 0}, {"max_order": 9}, {"max_bytes": 3}, {"min_count": 0}]
-)
+@pytest.mark.parametrize("arguments", [{"max_order": 0}, {"max_order": 9}, {"max_bytes": 3}, {"min_count": 0}])
 def test_arguments_out_of_range_are_errors(arguments):
     with pytest.raises(ConfigError, match=next(iter(arguments))):
         NgramTable.build([[1, 2]], **arguments)

@@ -1,0 +1,1 @@
+"""Drafters that cost almost nothing, made from the target itself."""

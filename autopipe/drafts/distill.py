@@ -1,0 +1,367 @@
+"""Trains a shared-base drafter on answers of the target: resumable, with a learning curve."""
+
+from __future__ import annotations
+
+import logging
+import math
+import os
+import shutil
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, ClassVar, Literal
+
+import torch
+from filelock import FileLock, Timeout
+from pydantic import Field, model_validator
+
+from autopipe.core.config import UserModel
+from autopipe.core.errors import AutoPipeError, ConfigError
+from autopipe.core.models import load_config, load_state, load_tokenizer, resolve, tokenizer_fingerprint
+from autopipe.core.models.loading import eos_token_ids
+from autopipe.core.models.shared_base import DrafterInfo, save_drafter_info, weights_fingerprint
+from autopipe.drafts.distill_checkpoint import load_checkpoint, save_checkpoint
+from autopipe.drafts.distill_curve import agreement, write_csv, write_picture
+from autopipe.drafts.distill_data import AnswerPool, Feed, Trimmer, frequent_tokens
+from autopipe.drafts.distill_lens import lens_head
+from autopipe.drafts.distill_loss import head_loss
+from autopipe.drafts.distill_optimizer import Optimizer
+from autopipe.drafts.distill_student import Student
+from autopipe.drafts.store import Answer, read_header
+
+_log = logging.getLogger(__name__)
+
+_SAVE_EVERY_S = 300.0
+_MICRO_TOKENS = 2048
+"""Tokens of one forward: enough for full speed, few enough for the cache."""
+
+
+class DistillOptions(UserModel):
+    """How a drafter is trained. What is marked * must be the same when a training goes on.
+
+    Attributes:
+        layers: * layers of the target to keep.
+        rank, alpha: * of LoRA; alpha None: equal to rank.
+        head: * rows of the output head.
+        train_head: * all rows of the head; false: LoRA on the head too.
+        start: * of the head. `copy`: the target's rows; `lens`: these after a linear map fitted from the kept layers'
+            output to the target's last hidden state. None: `lens` where the head is trained in full.
+        optimizer: * `muon` (arXiv 2502.16982) or `adam`, for LoRA's matrices; head and norms always have Adam.
+        tokens: tokens to train on in all, repeats counted.
+        batch_tokens: tokens an optimizer step.
+        learning_rate, head_learning_rate: peaks, of LoRA and of head and norms.
+        cooldown: share of `tokens`, at the end, over which the learning rates go to 0.
+        sharpness: * see `Trimmer`.
+        max_length: * longest sequence.
+        heldout_tokens: answer tokens of the held-out split to evaluate on.
+        evaluate_every: tokens between evaluations (and checkpoints).
+        kinds: * kinds of answers to train on; None: all.
+        seed: *
+    """
+
+    layers: tuple[int, ...] = (0, 1, 2, 3)
+    rank: int = Field(default=64, ge=1, le=4096)
+    alpha: float | None = Field(default=None, gt=0)
+    head: int = Field(default=8192, ge=16)
+    train_head: bool = True
+    start: Literal["copy", "lens"] | None = None
+    optimizer: Literal["muon", "adam"] = "muon"
+    tokens: int = Field(default=3_000_000, ge=1)
+    batch_tokens: int = Field(default=8192, ge=256)
+    learning_rate: float = Field(default=2e-3, gt=0)
+    head_learning_rate: float = Field(default=5e-4, gt=0)
+    cooldown: float = Field(default=0.3, ge=0, le=1)
+    sharpness: float = Field(default=1.0, gt=0)
+    max_length: int = Field(default=1024, ge=8)
+    heldout_tokens: int = Field(default=12_000, ge=1)
+    evaluate_every: int = Field(default=100_000, ge=1)
+    kinds: tuple[str, ...] | None = None
+    seed: int = 0
+
+    _MAY_CHANGE: ClassVar[frozenset[str]] = frozenset(
+        {
+            "tokens",
+            "batch_tokens",
+            "learning_rate",
+            "head_learning_rate",
+            "cooldown",
+            "heldout_tokens",
+            "evaluate_every",
+        }
+    )
+
+    @model_validator(mode="after")
+    def _lens_is_trained(self) -> DistillOptions:
+        if self.start == "lens" and not self.train_head:
+            raise ConfigError("start", self.start, "`copy`, where the head is adapted with LoRA")
+        return self
+
+    @property
+    def start_from_lens(self) -> bool:
+        return self.train_head and self.start != "copy"
+
+    def fixed(self) -> dict[str, Any]:
+        """What must be the same when a training goes on."""
+        return {k: v for k, v in self.model_dump(mode="json").items() if k not in self._MAY_CHANGE}
+
+
+@dataclass
+class Progress:
+    """Where a training stands; handed to `Distiller.run`'s caller after every step.
+
+    Attributes:
+        loss: cross-entropy per answer token in the last step, nats.
+        tokens_per_s: in this run, evaluations and checkpoints left out.
+        curve: rows of the learning curve so far.
+    """
+
+    step: int = 0
+    trained_tokens: int = 0
+    seconds: float = 0.0
+    loss: float = float("nan")
+    tokens_per_s: float = 0.0
+    curve: list[dict[str, Any]] = field(default_factory=list)
+
+
+class Distiller:
+    """A training in a folder: checkpoints/, curve.csv, curve.png and drafter/, the drafter as it stands.
+
+    Args:
+        target: as in a plan.
+        answers: folder made by `autopipe drafts answers`.
+        out: folder of the training; one with checkpoints goes on.
+
+    Raises:
+        ConfigError: folders, options or answers that do not fit each other.
+        UnsupportedModelError: the target is not of the `fused` backend's family.
+    """
+
+    def __init__(self, target: str, answers: Path, out: Path, options: DistillOptions) -> None:
+        self.options, self.out = options, out
+        source = resolve(target, "--target")
+        config = load_config(source)
+        _check(options, config)
+        header = read_header(answers, "--answers")
+        tokenizer = tokenizer_fingerprint(load_tokenizer(source))
+        if header.get("tokenizer") not in (None, tokenizer):
+            raise ConfigError("--answers", str(answers), f"answers of {target} (these are of {header.get('target')!r})")
+        state = load_state(source)
+        self._pool = AnswerPool(answers, "train", kinds=options.kinds, max_length=options.max_length)
+        heldout = AnswerPool(answers, "heldout", kinds=options.kinds, max_length=options.max_length)
+        self._heldout = _spread(heldout.answers, options.heldout_tokens)
+        saved = load_checkpoint(out / "checkpoints")
+        if saved is not None and saved[1]["options"] != options.fixed():
+            different = [k for k, v in options.fixed().items() if saved[1]["options"].get(k) != v]
+            raise ConfigError("--out", str(out), f"a folder begun with the same {', '.join(different)}, or a new one")
+        vocab_size = int(config.vocab_size)
+        if saved is not None:
+            head_ids = saved[0].pop("head_ids").long()
+        else:
+            ends = eos_token_ids(source)
+            head_ids = torch.from_numpy(frequent_tokens(self._pool.answers, options.head, vocab_size, ends))
+        self.student = Student(
+            config,
+            state,
+            layers=options.layers,
+            head_ids=head_ids,
+            rank=options.rank,
+            alpha=options.alpha or float(options.rank),
+            train_head=options.train_head,
+            seed=options.seed,
+            base_name=target,
+        )
+        self._info = DrafterInfo(
+            target, weights_fingerprint(state), tokenizer, options.layers, vocab_size, len(head_ids)
+        )
+        self._trimmer = Trimmer(head_ids.numpy(), vocab_size, options.sharpness)
+        self._feed = Feed(self._pool, min(_MICRO_TOKENS, options.batch_tokens), options.seed)
+        if saved is None and options.start_from_lens:
+            lens_head(self.student, config, state, self._pool.answers)
+        self._optimizer = Optimizer(self.student, options.optimizer)
+        self.progress = Progress()
+        if saved is not None:
+            self._restore(*saved)
+
+    @property
+    def heldout_coverage(self) -> float:
+        """Share of held-out positions whose most probable token has a row in the trimmed head."""
+        best = torch.cat([self._trimmer.batch([answer]).best for answer in self._heldout])
+        return float((best >= 0).float().mean())
+
+    def run(self, on_step: Callable[[Progress], None] | None = None) -> Progress:
+        """Train until `options.tokens`. An interruption loses what came after the last checkpoint, minutes at most.
+
+        Args:
+            on_step: called after every step.
+
+        Raises:
+            ConfigError: another process is training in this folder.
+        """
+        self.out.mkdir(parents=True, exist_ok=True)
+        try:
+            with FileLock(self.out / ".lock", timeout=0):
+                self._train(on_step or (lambda progress: None))
+        except Timeout:
+            raise ConfigError("--out", str(self.out), "a folder in which no other process is training") from None
+        return self.progress
+
+    def _train(self, on_step: Callable[[Progress], None]) -> None:
+        progress, options = self.progress, self.options
+        if not progress.curve:
+            self._evaluate()
+            self._checkpoint()
+        begun_at, busy_s, saved_at = progress.trained_tokens, 0.0, time.monotonic()
+        while progress.trained_tokens < options.tokens:
+            started = time.perf_counter()
+            self._step()
+            took = time.perf_counter() - started
+            busy_s += took
+            progress.seconds += took
+            progress.tokens_per_s = (progress.trained_tokens - begun_at) / busy_s
+            done = progress.trained_tokens >= options.tokens
+            if done or progress.trained_tokens >= progress.curve[-1]["trained_tokens"] + options.evaluate_every:
+                self._evaluate()
+                saved_at = -math.inf
+            if time.monotonic() - saved_at > _SAVE_EVERY_S:
+                self._checkpoint()
+                saved_at = time.monotonic()
+            on_step(progress)
+        self.export()
+
+    def _step(self) -> None:
+        progress, options = self.progress, self.options
+        weights = self.student.step_weights()
+        tokens = 0
+        positions = loss = 0.0
+        while tokens < options.batch_tokens:
+            batch = self._trimmer.batch(self._feed.next())
+            hidden = weights.hidden(batch.ids, batch.lengths, batch.rows)
+            summed = head_loss(hidden, weights.head, batch.token_ids, batch.target_probs, batch.kept_probability)
+            torch.autograd.backward([summed])
+            loss += float(summed.detach())
+            positions += float(batch.kept_probability.sum())
+            tokens += len(batch.ids)
+        weights.backward(max(positions, 1.0))
+        factor = schedule(progress.trained_tokens, options.tokens, options.cooldown, progress.step)
+        self._optimizer.step(options.learning_rate * factor, options.head_learning_rate * factor)
+        progress.step += 1
+        progress.trained_tokens += tokens
+        progress.loss = loss / max(positions, 1.0)
+
+    def _evaluate(self) -> None:
+        progress = self.progress
+        scores = agreement(self.student, self._heldout, self._trimmer)
+        row = {
+            "step": progress.step,
+            "trained_tokens": progress.trained_tokens,
+            "answer_pool_tokens": self._pool.num_tokens,
+            "seconds": progress.seconds,
+            "tokens_per_s": progress.tokens_per_s,
+            "loss": progress.loss,
+            **{f"agreement_{kind}": share for kind, share in scores.items()},
+        }
+        progress.curve.append(row)
+
+    def _checkpoint(self) -> None:
+        progress = self.progress
+        tensors: dict[str, torch.Tensor] = dict(self.student.named_parameters())
+        tensors |= self._optimizer.tensors()
+        tensors["head_ids"] = self.student.head_ids.int()
+        state = {
+            "options": self.options.fixed(),
+            "step": progress.step,
+            "trained_tokens": progress.trained_tokens,
+            "seconds": progress.seconds,
+            "curve": progress.curve,
+            "feed": {
+                "epoch": self._feed.epoch,
+                "position": self._feed.position,
+                "num_shards": self._feed.num_shards,
+            },
+        }
+        save_checkpoint(self.out / "checkpoints", progress.step, tensors, state)
+        self.export()
+
+    def _restore(self, tensors: dict[str, torch.Tensor], state: dict[str, Any]) -> None:
+        with torch.no_grad():
+            for name, parameter in self.student.named_parameters():
+                parameter.copy_(tensors[name])
+        self._optimizer.restore(tensors)
+        self._feed.restore(**state["feed"])
+        self.progress = Progress(
+            step=state["step"],
+            trained_tokens=state["trained_tokens"],
+            seconds=state["seconds"],
+            curve=state["curve"],
+        )
+
+    def export(self) -> Path:
+        """Write the drafter as it stands to `out`/drafter, with the learning curve beside it; returns that folder."""
+        final, temporary, old = (self.out / name for name in ("drafter", ".drafter-new", ".drafter-old"))
+        for leftover in (temporary, old):
+            shutil.rmtree(leftover, ignore_errors=True)
+        temporary.mkdir(parents=True)
+        self.student.save(temporary)
+        last = self.progress.curve[-1] if self.progress.curve else {}
+        notes = {"options": self.options.model_dump(mode="json"), "result": last}
+        save_drafter_info(temporary, self._info, self.student.head_ids.int(), notes)
+        for file in temporary.iterdir():
+            file.chmod(0o644)
+        if final.exists():
+            os.replace(final, old)
+        os.replace(temporary, final)
+        shutil.rmtree(old, ignore_errors=True)
+        if self.progress.curve:
+            write_csv(self.out / "curve.csv", self.progress.curve)
+            try:
+                write_picture(self.out / "curve.png", self.progress.curve)
+            except AutoPipeError as error:
+                _log.info("no picture of the learning curve: %s", error)
+        return final
+
+
+def schedule(trained: int, tokens: int, cooldown: float, step: int, warmup_steps: int = 15) -> float:
+    """Factor of the learning rates: a short linear rise, constant, then linear to (nearly) 0 over the last share.
+
+    Constant until the end is decided on, so a training may be prolonged (warm-up, stable, decay; arXiv 2404.06395).
+    """
+    rise = min(1.0, (step + 1) / warmup_steps)
+    left = 1.0 - trained / tokens
+    return rise * (min(1.0, max(left, 0.01) / cooldown) if cooldown else 1.0)
+
+
+def _check(options: DistillOptions, config: Any) -> None:
+    number = int(config.num_hidden_layers)
+    if not options.layers or len(set(options.layers)) < len(options.layers):
+        raise ConfigError("--layers", list(options.layers), "one layer or more, each once")
+    if min(options.layers) < 0 or max(options.layers) >= number:
+        raise ConfigError("--layers", list(options.layers), f"layers of the target, 0 to {number - 1}")
+    if options.head > int(config.vocab_size):
+        raise ConfigError("--head", options.head, f"16 to the target's vocabulary of {config.vocab_size}")
+
+
+def _spread(answers: list[Answer], num_tokens: int) -> list[Answer]:
+    """Greedy answers of each kind by turns, until there are so many answer tokens."""
+    greedy = [answer for answer in answers if answer.meta.get("sampling", "greedy") == "greedy"] or answers
+    chosen: list[Answer] = []
+    left = num_tokens
+    for answer in _by_turns(greedy):
+        if left <= 0:
+            break
+        chosen.append(answer)
+        left -= answer.num_answer_tokens
+    if not chosen:
+        raise ConfigError("--answers", "no held-out answers", "a folder with answers of the split `heldout`")
+    return chosen
+
+
+def _by_turns(answers: list[Answer]) -> Iterator[Answer]:
+    kinds: dict[str, list[Answer]] = {}
+    for answer in answers:
+        kinds.setdefault(str(answer.meta["kind"]), []).append(answer)
+    queues = [kinds[kind][::-1] for kind in sorted(kinds)]
+    while any(queues):
+        for queue in queues:
+            if queue:
+                yield queue.pop()
