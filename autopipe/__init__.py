@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from autopipe.core.errors import AutoPipeError, ConfigError
     from autopipe.core.plan import Plan, StagePlan
     from autopipe.core.sampling import SamplingParams
+    from autopipe.tune import TuneResult, tune
 
 __version__ = "0.1.0"
 
@@ -30,6 +31,7 @@ _HOMES = {
     "Plan": "autopipe.core.plan",
     "StagePlan": "autopipe.core.plan",
     "SamplingParams": "autopipe.core.sampling",
+    "TuneResult": "autopipe.tune",
 }
 __all__ = [  # noqa: RUF022 - the order a reader meets them in
     "AutoPipe",
@@ -38,12 +40,16 @@ __all__ = [  # noqa: RUF022 - the order a reader meets them in
     "Plan",
     "StagePlan",
     "SamplingParams",
+    "tune",
+    "TuneResult",
     "AutoPipeError",
     "ConfigError",
 ]
 
 
 def __getattr__(name: str) -> Any:
+    if name == "tune":  # a package that can be called
+        return importlib.import_module("autopipe.tune")
     if name not in _HOMES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return getattr(importlib.import_module(_HOMES[name]), name)

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar
 
 from autopipe.core.engine import Engine
 from autopipe.core.errors import ConfigError
+from autopipe.core.ngram_shipped import SHIPPED_TABLES
 from autopipe.core.plan import Plan, StagePlan
 from autopipe.core.preflight import PlanInfo, Progress, check_plan, inspect_plan, toy_tokenizer
 from autopipe.core.request import RequestHandle
@@ -128,7 +129,8 @@ class AutoPipe:
 
         Args:
             target: hub id, folder, GGUF file or registry name.
-            drafters: cheapest first; None: an n-gram drafter; []: plain decoding.
+            drafters: cheapest first; None: an n-gram drafter, with the table that ships for the target if there is one;
+                []: plain decoding.
             telemetry: as for the constructor.
             plan_fields: other fields of `Plan` (mode, exact, ...), and fields of the target's stage (dtype, device,
                 backend, threads, adapter, ...).
@@ -140,7 +142,9 @@ class AutoPipe:
         ]
         for stage in chain:
             if stage["model"] == "ngram":
-                stage.setdefault("window", 7)
+                stage.setdefault("window", 11)
+                if drafters is None and target in SHIPPED_TABLES:
+                    stage["ngram"] = {"table": target}
         chain.append({"model": target, **stage_fields})
         return cls(Plan.parse({"chain": chain, **plan_fields}), telemetry=telemetry)
 

@@ -185,7 +185,7 @@ class Conductor:
     # -- what was learned -----------------------------------------------------------------------------------
 
     def save_ngrams(self, path: str, done: Future[int]) -> None:
-        """Have the stage behind the n-gram drafter write what was learned online; `done` gets the number of contexts."""
+        """Have the stage behind the n-gram drafter write what it learned online; `done` gets the number of contexts."""
         worker = self.fleet.workers.get(stage_keys(self.plan)[0])
         if self.mailbox.closed or worker is None or worker.state is not WorkerState.READY:
             done.set_exception(EngineClosedError("the stage that learns is not running"))

@@ -71,7 +71,6 @@ class SimWorld:
         self._next_change = next_change(0, scenario.events)
         self._pending: _Pending | None = None
         self._stale = False
-        self._gate_rate = np.zeros(2)
         self._temperature_c = _AMBIENT_C
         self._num_events_seen = 0
         pipeline = scenario.pipeline
@@ -106,8 +105,8 @@ class SimWorld:
     def copy(self) -> SimWorld:
         """An independent copy, to ask what another plan would have done. Its events are not kept."""
         twin = copy.copy(self)
-        twin._run, twin._gate_rate, twin._seating, twin._arrivals = copy.deepcopy(
-            (self._run, self._gate_rate, self._seating, _without_requests(self._arrivals))
+        twin._run, twin._seating, twin._arrivals = copy.deepcopy(
+            (self._run, self._seating, _without_requests(self._arrivals))
         )
         twin._arrivals.requests = self._requests
         twin.events, twin._max_events = [], 0
@@ -205,7 +204,6 @@ class SimWorld:
             self.factory.picks(seats, request, self.conditions),
             start_s=max(arrival_s, self.now_s),
             max_events=self._max_events,
-            rate=self._gate_rate,
         )
         self._seating = Seating(seats, ngram_slot=None if ngram is None else 0, cold=set(range(len(seats) - 1)))
         self._stale, self._num_events_seen = False, 0

@@ -1,0 +1,72 @@
+"""Reads a running engine's progress from outside, as the blocks that `LiveMeter` measures; nobody has to feed it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from autopipe.core.engine import Engine
+from autopipe.core.request import RequestHandle
+from autopipe.envs.prompt_kinds import PromptKind
+from autopipe.envs.stream import Block, LiveRequest
+
+KindOf = Callable[[Sequence[int]], PromptKind]
+
+
+class EngineWatch:
+    """Follows request after request by the counters of its handle.
+
+    An engine that serves several requests in a step may have a `load_factor()`: how much longer a step takes than with
+    one. Times are divided by it, so that a plan is not blamed for the load.
+
+    Args:
+        kind_of: the kind of a prompt, from its token ids; called once a request.
+    """
+
+    def __init__(self, engine: Engine, kind_of: KindOf | None = None) -> None:
+        self._engine = engine
+        self._kind_of = kind_of
+        self._handle: RequestHandle | None = None
+        self._request: LiveRequest | None = None
+        self._position = 0
+        self._last_s = 0.0
+        self._number = 0
+        self._load_factor: Callable[[], float] = getattr(engine, "load_factor", lambda: 1.0)
+
+    def poll(self) -> list[Block]:
+        """Tokens since the last call. Of a request that ended meanwhile its tail comes, too; one that began and ended
+        between two calls is missed."""
+        running = self._engine.running
+        blocks: list[Block] = []
+        if self._handle is not None:
+            blocks += self._news(self._handle)
+        if running is not None and running is not self._handle:
+            self._follow(running)
+            blocks += self._news(running)
+        elif running is None:
+            self._handle = None
+        return blocks
+
+    def _follow(self, handle: RequestHandle) -> None:
+        kind = PromptKind.OTHER if self._kind_of is None else self._kind_of(handle.prompt)
+        self._handle, self._position, self._number = handle, 0, self._number + 1
+        self._request = LiveRequest(tuple(handle.prompt), kind, handle.params)
+
+    def _news(self, handle: RequestHandle) -> list[Block]:
+        """The first token as a block of its own: it takes the prefill, whatever the plan."""
+        blocks: list[Block] = []
+        first_s = handle.first_token_s
+        if self._position == 0 and first_s is not None:
+            blocks.append(self._block(1, first_s, first_s - handle.submitted_s))
+        last_s, num_new = handle.last_token_s, handle.num_tokens - self._position
+        if self._position > 0 and num_new > 0 and last_s is not None:
+            alone_s = max(last_s - self._last_s, 0.0) / max(self._load_factor(), 1.0)
+            blocks.append(self._block(num_new, last_s, alone_s))
+        return blocks
+
+    def _block(self, num_tokens: int, time_s: float, since_s: float) -> Block:
+        if self._request is None:
+            raise RuntimeError("no request is followed")
+        self._position += num_tokens
+        self._last_s = time_s
+        is_first = self._position == num_tokens
+        return Block(self._request, self._number, time_s, since_s, num_tokens, self._position, is_first)

@@ -1,0 +1,134 @@
+"""Who searches: a process of its own at the lowest priority, or, in simulation, this process with the time it takes."""
+
+from __future__ import annotations
+
+import logging
+import os
+import subprocess
+import sys
+import threading
+from abc import ABC, abstractmethod
+
+from autopipe.policies.plan_search import SearchProblem, SearchResult, search_plan
+
+_log = logging.getLogger(__name__)
+
+
+class Searcher(ABC):
+    """Does one search at a time."""
+
+    @abstractmethod
+    def ask(self, problem: SearchProblem) -> None:
+        """Begin a search; never waits. One that is under way is given up."""
+
+    @abstractmethod
+    def poll(self, elapsed_s: float) -> SearchResult | None:
+        """The result, once; None while there is none.
+
+        Args:
+            elapsed_s: seconds of generation since the last call.
+        """
+
+    @property
+    @abstractmethod
+    def busy(self) -> bool:
+        """Whether a search is under way."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """End it."""
+
+
+class InlineSearcher(Searcher):
+    """Searches here and now, but hands the result over only after the seconds that a search takes elsewhere.
+
+    Args:
+        search_s: seconds of generation until a result is there.
+    """
+
+    def __init__(self, search_s: float = 1.5) -> None:
+        self._search_s = search_s
+        self._left_s = 0.0
+        self._result: SearchResult | None = None
+
+    def ask(self, problem: SearchProblem) -> None:
+        self._result, self._left_s = search_plan(problem), self._search_s
+
+    def poll(self, elapsed_s: float) -> SearchResult | None:
+        self._left_s -= elapsed_s
+        if self._result is None or self._left_s > 0:
+            return None
+        result, self._result = self._result, None
+        return result
+
+    @property
+    def busy(self) -> bool:
+        return self._result is not None
+
+    def close(self) -> None:
+        self._result = None
+
+
+class ProcessSearcher(Searcher):
+    """Searches in a process that starts with the first search, at the lowest priority, with one thread.
+
+    A thread of this process waits for its answers. A process that dies is started again with the next search.
+    """
+
+    def __init__(self) -> None:
+        self._process: subprocess.Popen[str] | None = None
+        self._lock = threading.Lock()
+        self._result: SearchResult | None = None
+        self._number = 0
+        self._waiting = False
+
+    def ask(self, problem: SearchProblem) -> None:
+        with self._lock:
+            self._number += 1
+            number, self._waiting, self._result = self._number, True, None
+        threading.Thread(target=self._search, args=(problem, number), name="autopipe-search", daemon=True).start()
+
+    def poll(self, elapsed_s: float) -> SearchResult | None:
+        with self._lock:
+            result, self._result = self._result, None
+            return result
+
+    @property
+    def busy(self) -> bool:
+        return self._waiting
+
+    def close(self) -> None:
+        process, self._process = self._process, None
+        if process is not None:
+            process.kill()
+            process.wait()
+
+    def _search(self, problem: SearchProblem, number: int) -> None:
+        answer = ""
+        try:
+            process = self._running()
+            if process.stdin is None or process.stdout is None:
+                raise OSError("the search process has no pipes")
+            process.stdin.write(problem.model_dump_json() + "\n")
+            process.stdin.flush()
+            answer = process.stdout.readline()
+            result = SearchResult.model_validate_json(answer)
+        except (OSError, ValueError) as error:
+            _log.warning("the search for a plan failed (%s): %s", error, answer.strip() or "no answer")
+            self.close()
+            result = None
+        with self._lock:
+            if number == self._number:
+                self._result, self._waiting = result, False
+
+    def _running(self) -> subprocess.Popen[str]:
+        if self._process is None or self._process.poll() is not None:
+            environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", "autopipe.policies.search_process"],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                text=True,
+                env=environment,
+            )
+        return self._process

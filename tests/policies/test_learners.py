@@ -1,0 +1,180 @@
+"""What bandit and planner have in common: they find the best plan, follow changes, and keep still otherwise."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from autopipe.policies.bandit import BanditPolicy, Exploration
+from autopipe.policies.base import Policy
+from autopipe.policies.oracle import OraclePolicy
+from autopipe.policies.plan_search import SearchProblem, SearchResult, search_plan
+from autopipe.policies.planner import PlannerPolicy
+from autopipe.policies.searcher import InlineSearcher, ProcessSearcher
+from autopipe.policies.static import OffPolicy, StaticPolicy
+from tests.envs.scenes import DRAFTERS, pipeline, scenario
+from tests.policies.helpers import MEDIUM, SMALL, action, info, observation, play, situation
+
+SHORT = {"low": 150, "high": 250}
+STEADY = scenario(phases=[{"tokens": 3000, "kinds": {"chat": 1}, "output_tokens": SHORT}])
+CHANGING = scenario(
+    phases=[{"tokens": 1500, "kinds": {kind: 1}, "output_tokens": SHORT} for kind in ("code", "chat", "code")],
+    events=[{"type": "slow_down", "stage": "small", "factor": 8, "start": 1600, "end": 3000}],
+)
+HOPELESS = scenario(
+    pipeline=pipeline(drafters=[{**each, "agreement": {"other": 0.03}, "adapters": {}} for each in DRAFTERS]),
+    phases=[{"tokens": 3000, "kinds": {"other": 1}, "output_tokens": SHORT}],
+)
+
+
+def planner(**options: Any) -> PlannerPolicy:
+    return PlannerPolicy(InlineSearcher(search_s=0.3), **options)
+
+
+LEARNERS = [lambda: BanditPolicy(), lambda: BanditPolicy(Exploration.THOMPSON), planner]
+LABELS = ["ucb", "thompson", "planner"]
+learners = pytest.mark.parametrize("make", LEARNERS, ids=LABELS)
+
+
+@learners
+def test_it_comes_near_the_best_static_plan_when_nothing_changes(make: Any) -> None:
+    best = play(StaticPolicy(action(2, (2, 2, 2), adapter=1)), STEADY)[0]
+    assert play(make(), STEADY)[0] > 0.94 * best
+
+
+@learners
+def test_it_beats_each_kinds_plan_when_kinds_alternate(make: Any) -> None:
+    plans = [action(2, (2, 3, 2)), action(2, (2, 3, 2), adapter=1), action(4, (2, 2, 3)), action(3, (3, 2, 2))]
+    assert play(make(), CHANGING)[0] > max(play(StaticPolicy(plan), CHANGING)[0] for plan in plans)
+
+
+@learners
+def test_it_is_hardly_slower_than_plain_decoding_where_nothing_helps(make: Any) -> None:
+    assert play(make(), HOPELESS)[0] > 0.97
+
+
+@learners
+def test_its_choices_are_a_function_of_the_seed(make: Any) -> None:
+    assert play(make(), CHANGING, seed=5, steps=40)[0] == play(make(), CHANGING, seed=5, steps=40)[0]
+
+
+@learners
+def test_it_does_not_choose_what_the_mask_forbids(make: Any) -> None:
+    policy, made = make(), situation()
+    policy.reset(made)
+    mask = made.codec.masks(None, 0, 1.0, dead=1 << SMALL | 1 << MEDIUM)
+    for _ in range(3):
+        assert policy.act(observation(), info(made.codec.off(), action_mask=mask))[0] in (0, 1)
+    policy.close()
+
+
+@learners
+def test_it_says_why_and_what_it_expects(make: Any) -> None:
+    policy, made = make(), situation()
+    policy.reset(made)
+    chosen = policy.act(observation(), info(made.codec.off(), agreement={"ngram": 0.2, "small": 0.9, "medium": 0.9}))
+    assert chosen[0] != 0
+    assert policy.explain().predicted_gain is not None
+    assert policy.explain().predicted_gain > 0.2
+    assert "chat" in policy.explain().text
+    policy.close()
+
+
+def test_the_oracle_is_above_all_others() -> None:
+    def made(env_policy: Policy) -> float:
+        return play(env_policy, CHANGING)[0]
+
+    from autopipe.envs import EnvConfig, PipelineSimEnv
+    from autopipe.policies.episode import run_episode
+
+    oracle = run_episode(OraclePolicy, CHANGING, 0, config=EnvConfig()).relative_goodput
+    assert isinstance(PipelineSimEnv(CHANGING), PipelineSimEnv)
+    assert oracle > made(BanditPolicy()) > made(OffPolicy())
+
+
+def problem(**changes: Any) -> SearchProblem:
+    made = situation()
+    base = {
+        "pipeline": made.profile,
+        "spaces": made.config.spaces,
+        "kind": "code",
+        "chains": (0, 1, 2, 4),
+        "adapters": (0, 1),
+        "current": (0, 2, 2, 2, 0, 0, 0, 0),
+        "trials": 20,
+        "tokens": 256,
+    }
+    return SearchProblem.parse({**base, **changes})
+
+
+def test_a_search_finds_a_plan_that_the_simulator_likes_better() -> None:
+    found = search_plan(problem())
+    assert found.action[0] in (1, 2)
+    assert found.gain > 0.5
+
+
+def test_a_search_keeps_to_the_chains_allowed() -> None:
+    assert search_plan(problem(chains=(0, 4), trials=12)).action[0] in (0, 4)
+
+
+def test_a_search_is_deterministic() -> None:
+    assert search_plan(problem(trials=12, seed=3)) == search_plan(problem(trials=12, seed=3))
+
+
+def test_a_process_of_its_own_finds_the_same() -> None:
+    import time
+
+    searcher, asked = ProcessSearcher(), problem(trials=8)
+    try:
+        searcher.ask(asked)
+        assert searcher.busy
+        deadline, found = time.monotonic() + 60, None
+        while found is None and time.monotonic() < deadline:
+            time.sleep(0.05)
+            found = searcher.poll(0.05)
+        assert found == search_plan(asked)
+        assert not searcher.busy
+    finally:
+        searcher.close()
+
+
+def test_the_planner_adopts_only_what_promises_enough() -> None:
+    class Searcher(InlineSearcher):
+        def ask(self, problem: SearchProblem) -> None:
+            now = 0.01
+            self._result = SearchResult(
+                action=(4, 2, 2, 2, 0, 0, 0, 0),
+                seconds_per_token=now,
+                current_seconds_per_token=now * self.gain,
+                tried=1,
+            )
+            self._left_s = 0.0
+
+    for gain, adopted in ((1.01, False), (1.2, True)):
+        searcher = Searcher()
+        searcher.gain = gain  # type: ignore[attr-defined]
+        policy, made = PlannerPolicy(searcher), situation()
+        policy.reset(made)
+        chosen = made.codec.off()
+        for _ in range(3):
+            chosen = policy.act(observation(), info(chosen))
+        assert (int(chosen[0]) == 4) is adopted
+
+
+def test_the_planner_takes_back_a_plan_that_does_not_hold_what_it_promised() -> None:
+    class Searcher(InlineSearcher):
+        def ask(self, problem: SearchProblem) -> None:
+            self._result = SearchResult(
+                action=(4, 2, 2, 2, 0, 0, 0, 0), seconds_per_token=0.005, current_seconds_per_token=0.007, tried=1
+            )
+            self._left_s = 0.0
+
+    policy, made = PlannerPolicy(Searcher()), situation()
+    policy.reset(made)
+    chains, chosen = [], made.codec.off()
+    for _ in range(9):
+        chosen = policy.act(observation(), info(chosen, goodput=0.9 if chosen[0] == 4 else 1.6))
+        chains.append(int(chosen[0]))
+    assert 4 in chains
+    assert chains[-1] != 4
+    assert np.isfinite(policy._penalty).all()

@@ -1,0 +1,170 @@
+"""The trained policy: its format, how it decides, how it is trained."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from autopipe.core.errors import ConfigError
+from autopipe.envs import EnvConfig
+from autopipe.envs.config import SpaceConfig
+from autopipe.envs.observation import observation_sizes
+from autopipe.policies import make_policy
+from autopipe.policies.base import Situation
+from autopipe.policies.features import Features, feature_size
+from autopipe.policies.rl_format import PolicyHeader, load_policy, save_policy
+from autopipe.policies.rl_policy import RlPolicy
+from tests.envs.scenes import scenario
+from tests.policies.helpers import SMALL, info, observation, play, situation
+
+CONFIG = EnvConfig()
+SIZE, NVEC = feature_size(CONFIG), (8, 5, 5, 5, 3, 2, 3, 2)
+
+
+def saved(folder: Path, *, likes: int = 2, **changes: Any) -> Path:
+    """A policy that likes one chain, whatever it sees."""
+    torch.manual_seed(0)
+    tensors = {
+        "mean": torch.zeros(SIZE),
+        "std": torch.ones(SIZE),
+        "layers.0.weight": torch.randn(16, SIZE) * 0.1,
+        "layers.0.bias": torch.zeros(16),
+        "layers.1.weight": torch.zeros(sum(NVEC), 16),
+        "layers.1.bias": torch.eye(sum(NVEC))[likes] * 5,
+    }
+    tensors |= changes.pop("tensors", {})
+    header = PolicyHeader.parse(
+        {"spaces": CONFIG.spaces, "feature_size": SIZE, "nvec": NVEC, "layers": (SIZE, 16, sum(NVEC)), **changes}
+    )
+    save_policy(folder, header, tensors)
+    return folder
+
+
+def test_it_chooses_what_the_network_likes_best(tmp_path: Path) -> None:
+    policy = make_policy(saved(tmp_path, likes=4))
+    policy.reset(situation())
+    assert policy.act(observation(), info(situation().codec.off()))[0] == 4
+    assert "medium" in policy.explain().text
+
+
+def test_it_never_chooses_what_the_mask_forbids(tmp_path: Path) -> None:
+    policy = RlPolicy(saved(tmp_path, likes=2))
+    policy.reset(situation())
+    mask = situation().codec.masks(None, 0, 1.0, dead=1 << SMALL)
+    assert not int(policy.act(observation(), info(situation().codec.off(), action_mask=mask))[0]) >> SMALL & 1
+
+
+def test_the_network_is_the_one_that_was_saved(tmp_path: Path) -> None:
+    read = load_policy(saved(tmp_path))
+    again = tmp_path / "again"
+    save_policy(again, read.header, read.tensors)
+    assert all((load_policy(again).tensors[name] == tensor).all() for name, tensor in read.tensors.items())
+
+
+def test_other_spaces_are_refused_by_name(tmp_path: Path) -> None:
+    policy = RlPolicy(saved(tmp_path))
+    other = EnvConfig(spaces=SpaceConfig(windows=(1, 2, 4)))
+    with pytest.raises(ConfigError, match=r"spaces\.windows"):
+        policy.reset(Situation(other, situation().codec))
+
+
+@pytest.mark.parametrize(
+    ("name", "tensor", "message"),
+    [
+        ("mean", torch.zeros(3), "mean"),
+        ("std", torch.zeros(SIZE), "std"),
+        ("layers.0.weight", torch.full((16, SIZE), float("nan")), "NaN"),
+        ("layers.1.bias", torch.zeros(4), r"layers\.1\.bias"),
+    ],
+)
+def test_statistics_and_layers_that_do_not_match_are_refused(
+    tmp_path: Path, name: str, tensor: torch.Tensor, message: str
+) -> None:
+    with pytest.raises(ConfigError, match=message):
+        RlPolicy(saved(tmp_path, tensors={name: tensor}))
+
+
+def test_another_format_is_refused(tmp_path: Path) -> None:
+    saved(tmp_path)
+    data = json.loads((tmp_path / "policy.json").read_text())
+    (tmp_path / "policy.json").write_text(json.dumps({**data, "format": 99}))
+    with pytest.raises(ConfigError, match="format"):
+        RlPolicy(tmp_path)
+
+
+def test_unknown_keys_and_missing_files_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"policy\.json"):
+        RlPolicy(tmp_path)
+    saved(tmp_path)
+    data = json.loads((tmp_path / "policy.json").read_text())
+    (tmp_path / "policy.json").write_text(json.dumps({**data, "code": "print(1)"}))
+    with pytest.raises(ConfigError, match="code"):
+        RlPolicy(tmp_path)
+
+
+def test_a_pickle_in_place_of_the_weights_is_not_loaded(tmp_path: Path) -> None:
+    saved(tmp_path)
+    torch.save({"mean": torch.zeros(SIZE)}, tmp_path / "policy.safetensors")
+    with pytest.raises(ConfigError, match="safetensors"):
+        RlPolicy(tmp_path)
+
+
+def test_features_are_bounded_and_remember_each_kind_of_text() -> None:
+    features = Features(situation())
+    off = situation().codec.off()
+    for _ in range(3):
+        vector = features.vector(observation(), info(off, agreement={"small": 0.9}, kind="code"))
+    assert vector.shape == (SIZE,)
+    assert 0 <= vector.min() <= vector.max() <= 1
+    chat = features.vector(observation(), info(off, agreement={"small": 0.2}, kind="chat"))
+    code = features.vector(observation(), info(off, kind="code"))
+    agreement = sum(observation_sizes(CONFIG).values()) + SMALL  # behind the observation come fast averages, by slot
+    assert chat[agreement] == pytest.approx(0.2)
+    assert code[agreement] == pytest.approx(0.9)
+
+
+def test_training_leaves_a_policy_a_curve_and_a_checkpoint_to_go_on_from(tmp_path: Path) -> None:
+    pytest.importorskip("sb3_contrib")
+    from autopipe.policies import rl_train
+    from autopipe.policies.learning_curve import read_progress
+
+    settings = {
+        "timesteps": 32,
+        "envs": 2,
+        "num_steps": 16,
+        "batch_size": 16,
+        "epochs": 1,
+        "imitation_steps": 48,
+        "hidden": (16,),
+        "eval_every": 32,
+        "env": {"max_steps": 24},
+    }
+    patched = pytest.MonkeyPatch()
+    patched.setattr(rl_train, "_EVAL_EPISODES", 1)
+    try:
+        config = rl_train.TrainConfig.parse(settings)
+        rl_train.train(config, tmp_path)
+        first = load_policy(tmp_path / "policy")
+        rl_train.train(config.replace(timesteps=64), tmp_path, resume=True)
+        with pytest.raises(ConfigError, match="--resume"):
+            rl_train.train(config.replace(seed=9), tmp_path, resume=True)
+        with pytest.raises(ConfigError, match="--out"):
+            rl_train.train(config, tmp_path)
+    finally:
+        patched.undo()
+    second = load_policy(tmp_path / "policy")
+    assert (first.header.timesteps, second.header.timesteps) == (32, 64)
+    assert (first.tensors["layers.0.weight"] != second.tensors["layers.0.weight"]).any()
+    assert [steps for steps, _ in read_progress(tmp_path)["eval/mean_reward"]] == [32, 64]
+    assert play(RlPolicy(tmp_path / "policy"), scenario(), steps=5)[0] > 0
+
+
+def test_random_scenarios_are_valid_and_a_function_of_the_seed() -> None:
+    from autopipe.policies.random_scenarios import random_scenario
+
+    drawn = [random_scenario(np.random.default_rng(seed)) for seed in range(30)]
+    assert drawn[3] == random_scenario(np.random.default_rng(3))
+    assert len({len(each.pipeline.drafters) for each in drawn}) > 1
