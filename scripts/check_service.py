@@ -266,9 +266,9 @@ def soak(options: argparse.Namespace) -> None:
             num_done += len(answers)
             num_errors += sum(answer.error is not None for answer in answers)
             marks.append(footprint(serving))
-            growth = {key: marks[-1][key] - marks[0][key] for key in marks[0]}
             say("soak", minutes=round(options.minutes - (deadline_s - time.monotonic()) / 60, 2), **marks[-1])
         half = len(marks) // 2
+        growth = {key: marks[-1][key] - marks[0][key] for key in marks[0]}
         late = {key: marks[-1][key] - marks[half][key] for key in marks[0]}
         say("soak", requests=num_done, errors=num_errors, growth=growth, growth_in_second_half=late)
 

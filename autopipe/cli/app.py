@@ -8,7 +8,17 @@ from typing import Annotated
 import typer
 
 from autopipe.cli import arguments as arg
-from autopipe.cli import plot_command, profile_command, simulate_command, top_command
+from autopipe.cli import (
+    drafts_command,
+    plan_command,
+    plot_command,
+    policy_command,
+    profile_command,
+    serve_command,
+    simulate_command,
+    top_command,
+    tune_command,
+)
 
 app = typer.Typer(
     name="autopipe",
@@ -93,6 +103,7 @@ def run(
     json_output: Annotated[
         bool, typer.Option("--json", help="Print one JSON object instead of streaming text.")
     ] = False,
+    telemetry: arg.Telemetry = True,
 ) -> None:
     from autopipe.cli.exits import orderly_exit
 
@@ -137,6 +148,7 @@ def run(
             show_stats=stats,
             trace=trace,
             json_output=json_output,
+            telemetry=telemetry,
         )
 
 
@@ -176,6 +188,7 @@ def bench(
     temperature: arg.Temperature = None,
     seed: arg.Seed = None,
     json_output: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of a table.")] = False,
+    telemetry: arg.Telemetry = True,
 ) -> None:
     from autopipe.cli.exits import orderly_exit
 
@@ -205,6 +218,7 @@ def bench(
                 max_new_tokens=max_new_tokens,
             ),
             json_output=json_output,
+            telemetry=telemetry,
         )
 
 
@@ -221,5 +235,15 @@ def doctor(
         doctor_command.doctor(json_output=json_output)
 
 
-for command in (profile_command, simulate_command, plot_command, top_command):
+for command in (
+    drafts_command,
+    profile_command,
+    plan_command,
+    simulate_command,
+    plot_command,
+    top_command,
+    tune_command,
+    serve_command,
+    policy_command,
+):
     command.register(app)

@@ -31,7 +31,7 @@ Drafters = Annotated[
         metavar="MODEL",
         rich_help_panel=_PIPELINE,
         help="A cheaper model that drafts; or `MODEL@ADAPTER`, layers of the target with an adapter (see `autopipe "
-        "drafts distill`); or `ngram`, or `none`. Repeat for a longer chain, cheapest first.",
+        "drafts distill`); or `ngram`, `ngram@TABLE`, or `none`. Repeat for a longer chain, cheapest first.",
     ),
 ]
 Mode = Annotated[

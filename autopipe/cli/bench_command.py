@@ -71,8 +71,10 @@ def bench(
     if json_output:
         machine = {**describe_machine(), "threads": threads, "missing": missing}
         plan = base.model_dump(mode="json", exclude_none=True)
-        result = {"rows": [row.to_dict() for row in rows], "machine": machine, "plan": plan}
-        print(json.dumps({**result, "output_changes": [change.to_dict() for change in changes]}))
+        result: dict[str, Any] = {"rows": [row.to_dict() for row in rows], "machine": machine, "plan": plan}
+        if changes:
+            result["output_changes"] = [change.to_dict() for change in changes]
+        print(json.dumps(result))
     else:
         from autopipe.cli import show
 

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from autopipe.core.config import UserModel
 from autopipe.core.errors import ConfigError, ModelLoadError, UnsupportedModelError
 from autopipe.core.models.spec import resolve
+from autopipe.core.ngram_shipped import SHIPPED_TABLES
 from autopipe.core.plan import MAX_STAGES, Plan, StagePlan
 from autopipe.core.sampling import SamplingParams
 from autopipe.inputs import require_text
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
 
 NO_DRAFTER = "none"
 """`--drafter none`: the target alone."""
-NGRAM_WINDOW = 7
+NGRAM_WINDOW = 11
 """Most drafts of an n-gram drafter made from options; it proposes as many of them as are likely to pay."""
 
 _Model = TypeVar("_Model", bound=UserModel)
@@ -70,7 +71,7 @@ def build_plan(options: PlanOptions) -> Plan:
     if options.target is not None:
         target = _named("--target", lambda: StagePlan.parse({"model": options.target}))
         if options.plan is None:
-            drafters = [_drafter("ngram")]
+            drafters = [_drafter("ngram@" + options.target if options.target in SHIPPED_TABLES else "ngram")]
     if options.drafters:
         names = [name for name in options.drafters if name != NO_DRAFTER]
         if names and len(names) < len(options.drafters):
@@ -107,7 +108,7 @@ def option_of(key: str, options: PlanOptions, num_stages: int) -> str | None:
     if name == "window":
         return "--window" if options.windows else None
     if name == "adapter" and not is_target:
-        return None
+        return "--drafter" if options.drafters else None
     given = getattr(options, name, None) is not None
     return "--" + name.replace("_", "-") if given else None
 
@@ -159,10 +160,14 @@ def build_sampling(**options: Any) -> SamplingParams:
         raise ConfigError(name, error.value, error.allowed) from None
 
 
-def _drafter(model: str) -> StagePlan:
+def _drafter(text: str) -> StagePlan:
+    """`MODEL`; `MODEL@ADAPTER` for a drafter of the model's own layers; `ngram@TABLE` for a learned table."""
+    model, at, second = text.partition("@")
     fields: dict[str, Any] = {"model": model}
     if model == "ngram":
-        fields["window"] = NGRAM_WINDOW
+        fields |= {"window": NGRAM_WINDOW, **({"ngram": {"table": second}} if at else {})}
+    elif at:
+        fields["adapter"] = second
     return _named("--drafter", lambda: StagePlan.parse(fields))
 
 
@@ -192,6 +197,8 @@ def _with_stage_options(chain: list[StagePlan], options: PlanOptions) -> list[St
         if not stage.is_ngram:
             for key in ("backend", "dtype", "device", "threads"):
                 value = getattr(options, key)
+                if key == "backend" and index + 1 < len(chain) and stage.adapter is not None:
+                    continue  # a drafter of the model's own layers has but one backend
                 if value is not None:
                     stage = _replace(stage, f"--{key}", **{key: value})
             if options.trust_remote_code:

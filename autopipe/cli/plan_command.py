@@ -20,7 +20,8 @@ device's memory. What does not fit is explained in bytes.
 
 With `--dry-run` nothing has to be there: neither the hardware nor the models. Latencies come from the hardware
 file's measured curves, from `--profile`, or else from a roofline (memory bandwidth and arithmetic); what rests on
-an estimate is marked so.
+an estimate is marked so. An n-gram drafter is left out of the prediction, since what it brings depends on the text:
+`autopipe profile` measures it, `autopipe tune` predicts and runs it.
 
 Examples:
 
@@ -100,13 +101,14 @@ def plan(
     with orderly_exit():
         from autopipe.cli.plan_forecast import PlanRequest, make_forecast
         from autopipe.core.errors import ConfigError
+        from autopipe.inputs import require_writable
 
         if hardware is not None and not dry_run:
             raise ConfigError("--hardware", hardware, "only with --dry-run: a plan is for this machine otherwise")
         if measure_cores and dry_run:
             raise ConfigError("--measure-cores", True, "only without --dry-run: it runs the chain here")
-        if out is not None and not out.resolve().parent.is_dir():
-            raise ConfigError("--out", str(out), "a file in a folder that exists")
+        if out is not None:
+            require_writable(out, "--out")
         result = make_forecast(
             PlanRequest(
                 hardware=hardware,

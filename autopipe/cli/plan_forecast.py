@@ -175,6 +175,8 @@ def make_forecast(request: PlanRequest, *, check_models: bool) -> Forecast:
     context = min([request.context, *longest])
     placement = place(hardware, candidates, context=context, share=request.share)
     notes = [] if context == request.context else [f"the models' context holds {context} tokens"]
+    if request.profile is not None and request.hardware is not None:
+        notes.append(f"latencies of models in {request.profile.name} are those of the machine it was measured on")
     agreement = {**known_agreement(placement), **_given_agreement(request, list(neural)[:-1])}
     for name in list(neural)[:-1]:
         if name not in agreement:

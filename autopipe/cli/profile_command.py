@@ -39,7 +39,6 @@ Then: `autopipe simulate --profile profile.json --plan other.yaml`
 _UNSTEADY = 0.15
 """With this share of unsteady times the user is told."""
 DEFAULT_PROMPTS = ("humaneval:8", "chat:8")
-_KINDS = {"humaneval": "code", "chat": "chat", "summarize": "summarize"}
 
 
 def profile(
@@ -163,24 +162,17 @@ def run(
 
 
 def read_prompts(prompt_sets: Sequence[str]) -> list[tuple[str, Any]]:
-    """Kind and prompt of all sets; a file's kind is its name without the ending."""
-    from autopipe.bench.prompts import load_prompts
+    """Kind and prompt of all sets of `--prompts`."""
+    from autopipe.bench.workload import read_workload
 
-    chosen: list[tuple[str, Any]] = []
-    for spec in prompt_sets:
-        prompts = load_prompts(spec)
-        kind = _KINDS.get(spec.partition(":")[0], Path(spec).stem)
-        chosen += [(kind, prompt) for prompt in prompts]
-    return chosen
+    return read_workload(prompt_sets, "--prompts")
 
 
 def encode(chosen: Sequence[tuple[str, Any]], plan: Plan) -> list[ProfilePrompt]:
     """Token ids of the prompts, as the target gets them."""
-    from autopipe.bench.encode import encode_prompt, load_tokenizer
-    from autopipe.profile import ProfilePrompt
+    from autopipe.bench.workload import encode_workload
 
-    tokenizer = load_tokenizer(plan)
-    return [ProfilePrompt(prompt.name, kind, tuple(encode_prompt(prompt, tokenizer))) for kind, prompt in chosen]
+    return encode_workload(chosen, plan)
 
 
 @contextmanager

@@ -33,6 +33,7 @@ SIGTERM or Ctrl-C: no new requests; those under way may go on for `--shutdown-ti
 _SERVING = "Serving"
 _RUNTIME = "Runtime"
 _LIMITS = "Limits of one request"
+_CONNECTIONS = "Connections"
 _OPTIONS = {
     "host": "--host",
     "port": "--port",
@@ -43,6 +44,7 @@ _OPTIONS = {
     "control_interval_s": "--control-interval",
     "idle_unload_s": "--idle-unload",
     "shutdown_timeout_s": "--shutdown-timeout",
+    "keep_alive_s": "--keep-alive",
     "journal_path": "--journal",
     "journal_retention_s": "--journal-retention",
     "max_active": "--max-active",
@@ -53,6 +55,9 @@ _OPTIONS = {
     "limits.max_choices": "--max-choices",
     "limits.max_stops": "--max-stops",
     "limits.max_queue": "--max-queue",
+    "limits.max_connections": "--max-connections",
+    "limits.head_timeout_s": "--head-timeout",
+    "limits.body_timeout_s": "--body-timeout",
 }
 """Key of `ServiceConfig` -> the option that sets it."""
 
@@ -168,6 +173,18 @@ def serve(
     ] = None,
     max_choices: Annotated[int, _option("--max-choices", _LIMITS, "Most choices (prompts x n).", metavar="N")] = 16,
     max_stops: Annotated[int, _option("--max-stops", _LIMITS, "Most stop strings.", metavar="N")] = 4,
+    max_connections: Annotated[
+        int, _option("--max-connections", _CONNECTIONS, "Connections that may be open; then 503.", metavar="N")
+    ] = 512,
+    head_timeout: Annotated[
+        float, _option("--head-timeout", _CONNECTIONS, "Seconds a request's headers may take to arrive.", metavar="S")
+    ] = 15.0,
+    body_timeout: Annotated[
+        float, _option("--body-timeout", _CONNECTIONS, "Seconds a request's body may take to arrive.", metavar="S")
+    ] = 30.0,
+    keep_alive: Annotated[
+        int, _option("--keep-alive", _CONNECTIONS, "Seconds a connection may idle between requests.", metavar="S")
+    ] = 30,
     online: Annotated[
         bool,
         _option(
@@ -214,6 +231,7 @@ def serve(
                 "control_interval_s": control_interval,
                 "idle_unload_s": idle_unload,
                 "shutdown_timeout_s": shutdown_timeout,
+                "keep_alive_s": keep_alive,
                 "journal_path": None if journal is None else str(journal),
                 "journal_retention_s": journal_retention,
                 "sharing": sharing,
@@ -228,6 +246,9 @@ def serve(
                     "max_new_tokens": max_new_tokens,
                     "max_choices": max_choices,
                     "max_stops": max_stops,
+                    "max_connections": max_connections,
+                    "head_timeout_s": head_timeout,
+                    "body_timeout_s": body_timeout,
                 },
             },
         )

@@ -48,7 +48,8 @@ def summary(result: GenerationResult) -> None:
 def stages(result: GenerationResult) -> None:
     """What each stage did, on stderr."""
     table = Table(title="Stages, cheapest first")
-    for heading in ("stage", "forwards", "proposed", "accepted", "rate", "roll-backs", "busy s", "waiting s"):
+    headings = ("stage", "forwards", "proposed", "accepted", "rate", "roll-backs", "busy s", "waiting s")
+    for heading in (*headings, "bytes/token", "saved"):
         table.add_column(heading, justify="left" if heading == "stage" else "right")
     for stage in result.stats.stages:
         table.add_row(
@@ -60,6 +61,8 @@ def stages(result: GenerationResult) -> None:
             str(stage.rollbacks),
             number(stage.busy_s),
             number(stage.waiting_s),
+            number(stage.bytes_per_token, 0),
+            _UNKNOWN if stage.bytes_saved is None else f"{stage.bytes_saved:.0%}",
         )
     console(stderr=True).print(table)
 

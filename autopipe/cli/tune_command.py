@@ -98,7 +98,13 @@ def tune(
         ),
     ] = "throughput",
     budget: Annotated[
-        str, typer.Option("--budget", metavar="TIME", help="How long it may take: `90s`, `10m`, `1h30m`.")
+        str,
+        typer.Option(
+            "--budget",
+            metavar="TIME",
+            help="How long it may take: `90s`, `10m`, `1h30m`. Short of a minute it may be exceeded: a model that "
+            "loads, or a measurement that has begun, is waited for.",
+        ),
     ] = "10m",
     out: Annotated[Path, typer.Option("--out", metavar="FILE", help="Where the plan goes.")] = Path("plan.yaml"),
     report: Annotated[

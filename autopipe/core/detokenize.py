@@ -75,16 +75,18 @@ class ByteLevelDetokenizer:
 
     def push(self, token_id: int) -> str:
         token = None if token_id in self._special else self._id_to_token(token_id)
-        if token is None:
-            return ""
-        try:
-            data = bytes([_BYTE_OF[character] for character in token])
-        except KeyError:  # an added token in plain text
-            data = token.encode("utf-8", errors="replace")
-        return self._utf8.decode(data)
+        return "" if token is None else self._utf8.decode(self.token_bytes(token))
 
     def finish(self) -> str:
         return self._utf8.decode(b"", final=True)
+
+    @staticmethod
+    def token_bytes(token: str) -> bytes:
+        """The bytes that a token's string stands for."""
+        try:
+            return bytes([_BYTE_OF[character] for character in token])
+        except KeyError:  # an added token in plain text
+            return token.encode("utf-8", errors="replace")
 
 
 class WindowedDetokenizer:

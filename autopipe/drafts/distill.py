@@ -68,9 +68,9 @@ class DistillOptions(UserModel):
     start: Literal["copy", "lens"] | None = None
     optimizer: Literal["muon", "adam"] = "muon"
     tokens: int = Field(default=3_000_000, ge=1)
-    batch_tokens: int = Field(default=8192, ge=256)
-    learning_rate: float = Field(default=2e-3, gt=0)
-    head_learning_rate: float = Field(default=5e-4, gt=0)
+    batch_tokens: int = Field(default=2048, ge=256)
+    learning_rate: float = Field(default=0.03, gt=0)
+    head_learning_rate: float = Field(default=1e-3, gt=0)
     cooldown: float = Field(default=0.3, ge=0, le=1)
     sharpness: float = Field(default=1.0, gt=0)
     max_length: int = Field(default=1024, ge=8)

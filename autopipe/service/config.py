@@ -29,6 +29,8 @@ class Limits(UserModel):
         max_logit_bias: most entries of `logit_bias`.
         max_queue: choices that may wait; beyond, 429.
         max_event_streams: open event streams; beyond, 429.
+        max_connections: open connections; beyond, 503.
+        head_timeout_s: longest time a request's first line and headers may take to arrive.
     """
 
     max_body_bytes: int = Field(default=4 << 20, ge=1024, le=1 << 30)
@@ -41,6 +43,8 @@ class Limits(UserModel):
     max_logit_bias: int = Field(default=1024, ge=0, le=1_000_000)
     max_queue: int = Field(default=128, ge=1, le=100_000)
     max_event_streams: int = Field(default=32, ge=1, le=10_000)
+    max_connections: int = Field(default=512, ge=1, le=100_000)
+    head_timeout_s: float = Field(default=15.0, gt=0, le=3600)
 
 
 class ServiceConfig(UserModel):
@@ -56,6 +60,7 @@ class ServiceConfig(UserModel):
         control_interval_s: seconds between two decisions.
         idle_unload_s: drafters are unloaded after this time without a request; None: never.
         shutdown_timeout_s: how long requests may go on after SIGTERM.
+        keep_alive_s: how long a connection may stay open between two requests.
         journal_path: accepted tokens are kept in this SQLite file; None: nothing is kept.
         sharing: let requests share the target (where the plan allows it), instead of taking turns.
         max_active: requests in the pipeline at once.
@@ -74,6 +79,7 @@ class ServiceConfig(UserModel):
     control_interval_s: float = Field(default=1.0, ge=0.1, le=3600)
     idle_unload_s: float | None = Field(default=None, gt=0)
     shutdown_timeout_s: float = Field(default=30.0, ge=0, le=86400)
+    keep_alive_s: int = Field(default=30, ge=1, le=3600)
     journal_path: str | None = None
     journal_retention_s: float = Field(default=86400.0, gt=0)
     sharing: bool = True

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from autopipe.core.errors import AutoPipeError
 from autopipe.core.plan import Mode, Plan
 from autopipe.core.telemetry import Sampler
+from autopipe.core.telemetry.announce import Announcer
 from autopipe.policies.events import EventKind, PolicyEvent
 from autopipe.service.config import ServiceConfig
 from autopipe.service.events import EventHub
@@ -69,20 +70,24 @@ class Control:
         self._under_way: Future[None] | None = None
         self._thread = threading.Thread(target=self._run, name="autopipe-control", daemon=True)
         self._policy: RuntimeController | None = None
+        self._announcer: Announcer | None = None
         metrics.show_plan(host.plan, config.policy, pinned=False, source="start")
 
     def start(self) -> None:
-        """Begin to look, and to let the policy choose.
+        """Begin to look, to let the policy choose, and to show the pipeline to `autopipe top`.
 
         Raises:
             ConfigError: the policy cannot be had.
         """
         self._sampler.start()
         self._policy = start_policy(self._config, self._host, self._sampler, self._note_policy)
+        self._announcer = Announcer(self._host.engine, self._sampler)
         self._thread.start()
 
     def stop(self) -> None:
         self._stop.set()
+        if self._announcer is not None:
+            self._announcer.close()
         if self._policy is not None:
             self._policy.stop()
         if self._thread.is_alive():
@@ -120,7 +125,7 @@ class Control:
 
     def _set_pin(self, plan: Plan | None, source: str, reason: str) -> None:
         before, self._pinned = self._pinned, plan
-        self._asleep = False
+        self._rest(asleep=False)
         self._hold_policy()
         try:
             self._apply(source, reason)
@@ -134,9 +139,20 @@ class Control:
         """A request has come: wake up."""
         self._pulse.touch()
         if self._asleep:
-            self._asleep = False
-            self._host.engine.keep_loaded([self._home] if self._policy is not None else [])
-            self._apply_later("request", "the first request after a pause brings the drafters back")
+            self._rest(asleep=False)
+            self._later(self._bring_back)
+
+    def _rest(self, *, asleep: bool) -> None:
+        """Fall asleep or wake up; a policy that is awake finds all drafters loaded when it wants them."""
+        self._asleep = asleep
+        self._host.engine.keep_loaded([] if asleep or self._policy is None else [self._home])
+
+    def _bring_back(self) -> None:
+        """Load the drafters again, then let a policy go on."""
+        try:
+            plan = self._pinned or self._home
+            self._apply("request", "the first request after a pause brings the drafters back", plan)
+        finally:
             self._hold_policy()
 
     def _hold_policy(self) -> None:
@@ -164,6 +180,8 @@ class Control:
                 event.new_plan, _percent(event.observed_gain), _percent(event.predicted_gain),
             )  # fmt: skip
         else:
+            if event.kind is EventKind.CALIBRATED:
+                self._change = Change("policy", event.reason)
             _log.info("policy: %s: %s", event.kind.value, event.reason)
         kind = "plan" if event.kind is EventKind.PLAN else "policy"
         data = event.to_dict()
@@ -202,6 +220,7 @@ class Control:
     def _measure(self) -> None:
         """Take the figures of the interval that has just ended, and tell listeners."""
         self._gauges.measure()
+        self._show(None)  # a policy begins with plain decoding, without a word
         beat, change = self._gauges.beat, self._change
         if not beat.num_tokens:
             return
@@ -215,9 +234,8 @@ class Control:
         if limit_s is None or busy or self._asleep or load.running or load.waiting or not _has_models(self._host.plan):
             return
         if time.monotonic() - self._pulse.last_activity_s > limit_s:
-            self._asleep = True
+            self._rest(asleep=True)
             self._hold_policy()
-            self._host.engine.keep_loaded([])
             self._apply_later("idle", f"no request for {limit_s:g} s: drafters are unloaded")
 
     def _watch(self) -> None:
@@ -272,8 +290,9 @@ class Control:
         """Have the plan that is wanted by then put in force."""
         self._later(lambda: self._apply(source, reason))
 
-    def _apply(self, source: str, reason: str) -> None:
-        old, new = self._host.plan, self._wanted_plan()
+    def _apply(self, source: str, reason: str, plan: Plan | None = None) -> None:
+        """Put in force `plan`, or what is wanted now; no plan: the policy decides."""
+        old, new = self._host.plan, plan or self._wanted_plan()
         if new is None or new == old:
             return
         before = self._gauges.beat.tokens_per_s or None

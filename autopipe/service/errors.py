@@ -79,8 +79,10 @@ def from_engine(error: BaseException, names: Mapping[str, str] | None = None) ->
         return queue_full(max(1, round(error.retry_after_s)))
     if isinstance(error, EngineClosedError):
         return unavailable("the service is shutting down", "shutting_down", 5)
-    if isinstance(error, StageError | ModelLoadError):  # the latter while a dead one is being loaded again
+    if isinstance(error, StageError):
         return unavailable(f"the target is being restarted: {error}", "target_died", 5)
+    if isinstance(error, ModelLoadError):  # of a dead one that is loaded again; it may name files
+        return unavailable("the target is being restarted", "target_died", 5)
     if isinstance(error, JournalError):
         return unavailable("the journal cannot be written; the server's log says why", "journal_failed", 5)
     if isinstance(error, AutoPipeError):

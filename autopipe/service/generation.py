@@ -62,11 +62,8 @@ class Ended:
 class Listener(Protocol):
     """Who counts. Called from the loop's or the engine's thread: be quick."""
 
-    def first(self, num_tokens: int, ttft_s: float) -> None:
-        """A choice got its first tokens."""
-
-    def more(self, num_tokens: int, since_s: float) -> None:
-        """A choice got tokens, `since_s` after those before."""
+    def delivered(self, num_tokens: int) -> None:
+        """A choice got tokens."""
 
     def ended(self, ended: Ended) -> None:
         """A choice is over; told once."""
@@ -171,11 +168,10 @@ class Choice:
         timing, now = self._timing, time.monotonic()
         if timing.last_s is None:
             timing.first_s = now
-            self._listener.first(num_tokens, now - timing.submitted_s)
         else:
             timing.gaps.append((now - timing.last_s, num_tokens))
-            self._listener.more(num_tokens, now - timing.last_s)
         timing.last_s = now
+        self._listener.delivered(num_tokens)
 
     def _await_outcome(self) -> None:
         for event in self._handle.take():

@@ -30,7 +30,8 @@ class Guard:
     """An ASGI application around another.
 
     A service that asks for no key answers only requests whose Host is this machine (or the address it was bound to):
-    a web page cannot reach it through a name of its own (DNS rebinding).
+    a web page cannot reach it through a name of its own (DNS rebinding). Nor does it answer what a browser sends on
+    behalf of another site's page, which could not read the answer but would keep the pipeline busy.
     """
 
     def __init__(self, app: App, config: ServiceConfig) -> None:
@@ -62,6 +63,8 @@ class Guard:
     def _refuse(self, path: str, headers: dict[bytes, bytes]) -> ApiError | None:
         if self._checks_host and _host_of(headers.get(b"host", b"")) not in self._hosts:
             return ApiError(403, "this service answers to the name of its own machine only", code="wrong_host")
+        if self._checks_host and path not in OPEN_PATHS and headers.get(b"sec-fetch-site") == b"cross-site":
+            return ApiError(403, "pages of other sites may not use this service", code="cross_site")
         if self._key is None or path in OPEN_PATHS:
             return None
         scheme, _, given = headers.get(b"authorization", b"").partition(b" ")

@@ -14,6 +14,7 @@ from autopipe.core.plan import Plan
 from autopipe.core.request import RequestHandle
 from autopipe.core.sampling import SamplingParams
 from autopipe.core.stats import StageReport
+from autopipe.service.carrying import CarriedRequest
 from autopipe.service.config import ServiceConfig
 
 if TYPE_CHECKING:
@@ -105,6 +106,8 @@ class _Host:
         self.tokenizer = pipe.tokenizer
         self.encode = pipe.encode
         self.eos_token_ids = pipe.eos_token_ids
+        facts = self.engine.facts(self.plan.names()[-1])  # once: a target that has died says nothing
+        self.context_tokens = int(facts.get("max_length", 1 << 20))
 
     @property
     def plan(self) -> Plan:
@@ -121,10 +124,6 @@ class _Host:
     def _submit(self, prompt: Sequence[int], params: SamplingParams, options: Mapping[str, Any]) -> RequestHandle:
         handle: RequestHandle = self.engine.submit(prompt, params, **{"eos_token_ids": self.eos_token_ids, **options})
         return handle
-
-    @property
-    def context_tokens(self) -> int:
-        return int(self.engine.facts(self.plan.names()[-1]).get("max_length", 1 << 20))
 
     def apply(self, plan: Plan) -> None:
         self._pipe.apply(plan)
@@ -143,7 +142,7 @@ class _Host:
 
 
 class TurnsHost(_Host):
-    """An engine that runs one request after another, with any chain.
+    """An engine that runs one request after another, with any chain. Those that wait outlive a target that dies.
 
     Args:
         max_queue: requests that may wait.
@@ -155,15 +154,15 @@ class TurnsHost(_Host):
         super().__init__(pipe)
         self._max_queue = max_queue
         self._gate = threading.Lock()
-        self._open: dict[int, RequestHandle] = {}
+        self._open: list[RequestHandle] = []
 
     def submit(self, prompt: Sequence[int], params: SamplingParams, **options: Any) -> RequestHandle:
         with self._gate:
             self._forget_ended()
             if len(self._open) > self._max_queue:
                 raise QueueFullError(len(self._open) - 1, 1.0)
-            handle = self._submit(prompt, params, options)
-            self._open[handle.id] = handle
+            handle = CarriedRequest(lambda: self._submit(prompt, params, options)).handle
+            self._open.append(handle)
             return handle
 
     def load(self) -> Load:
@@ -180,8 +179,7 @@ class TurnsHost(_Host):
         return None if one is None else num_requests * float(one) / 1e3
 
     def _forget_ended(self) -> None:
-        for number in [number for number, handle in self._open.items() if handle.ended]:
-            del self._open[number]
+        self._open = [handle for handle in self._open if not handle.ended]
 
 
 class SharedHost(_Host):

@@ -5,6 +5,7 @@ Counters and histograms are fed when tokens and ends come; what is a state is as
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
@@ -47,6 +48,7 @@ class Metrics:
         self._registry = CollectorRegistry()
         self._model = model
         self._plan: tuple[str, ...] | None = None
+        self._plan_gate = threading.Lock()
         self._prompt_tokens = self._counter("prompt_tokens", "Prompt tokens of requests that have ended.")
         self._generated = self._counter("generation_tokens", "Output tokens of requests that have ended.")
         self._successes = self._counter("request_success", "Choices that ended, by how.", "finished_reason")
@@ -66,8 +68,11 @@ class Metrics:
         self._registry.register(_States(model, state, totals))
 
     def text(self, accept: str) -> tuple[bytes, str]:
-        """The exposition and its content type, in the format that an Accept header asks for."""
-        encode, content_type = choose_encoder(accept)
+        """The exposition and its content type, in the format an Accept header asks for, where it can be read."""
+        try:
+            encode, content_type = choose_encoder(accept)
+        except Exception:  # it fails in several ways on a header that is none
+            encode, content_type = choose_encoder("")
         return encode(self._registry), content_type
 
     def count_end(self, ended: Ended) -> None:
@@ -100,8 +105,8 @@ class Metrics:
             f"{name}({stage.window})" for name, stage in zip(plan.names(), plan.drafters, strict=False)
         )  # fmt: skip
         labels = (self._model, plan.mode.value, f"{chain}>target" if chain else "target", policy, str(pinned).lower())
-        if labels != self._plan:
-            if self._plan is not None:
+        with self._plan_gate:
+            if self._plan is not None and labels != self._plan:
                 self._plan_info.remove(*self._plan)
             self._plan = labels
             self._plan_info.labels(*labels).set(1)

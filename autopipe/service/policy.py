@@ -28,12 +28,12 @@ def start_policy(
     """
     if config.policy == "static":
         return None
-    from autopipe.policies.controller import RuntimeController
+    from autopipe.policies.attach import attach_policy
 
     policy = config.policy if config.policy_path is None else config.policy_path
     view: Any = host.engine if host.find_handle is None else SharedView(host)
     try:
-        return RuntimeController(view, policy, telemetry=sampler, on_event=on_event).start()
+        return attach_policy(view, policy, tokenizer=host.tokenizer, sampler=sampler, on_event=on_event)
     except ImportError as error:
         raise ConfigError("policy", config.policy, f"a policy whose packages are installed ({error})") from error
 

@@ -9,6 +9,8 @@ from fastapi import APIRouter, Header, Path, Request, Response
 from fastapi.responses import HTMLResponse, JSONResponse
 
 from autopipe.core.errors import AutoPipeError, ConfigError
+from autopipe.core.journal import Status
+from autopipe.core.text import OutputText
 from autopipe.service import sse
 from autopipe.service.errors import ApiError, from_engine, invalid
 from autopipe.service.page import load_page
@@ -91,14 +93,16 @@ def _journaled(service: Service, key: str) -> dict[str, Any]:
             raise from_engine(error) from error
         if record is None:
             break
-        text = host.tokenizer.decode(record.token_ids, skip_special_tokens=True, clean_up_tokenization_spaces=False)
+        output = OutputText(host.tokenizer, record.params.stop)
+        pushed = output.push(record.token_ids)
+        text = pushed.text + output.finish()
         choices.append(
             {
                 "index": len(choices),
-                "status": record.status.value,
-                "reason": record.reason or None,
+                "status": Status.FINISHED.value if output.stopped else record.status.value,
+                "reason": "stop" if output.stopped else record.reason or None,
                 "text": text,
-                "completion_tokens": len(record.token_ids),
+                "completion_tokens": pushed.num_tokens_used,
                 "created": record.created_s,
             }
         )

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import logging
-import signal
 import socket
 import sys
 import time
+from functools import partial
 from types import FrameType
 
 import uvicorn
@@ -15,11 +16,13 @@ import uvicorn
 from autopipe.core.errors import AutoPipeError, ConfigError
 from autopipe.service.app import create_app
 from autopipe.service.config import ServiceConfig
+from autopipe.service.connections import BoundedProtocol
 from autopipe.service.service import Service
 
 _log = logging.getLogger("autopipe.service")
 
 _POLL_S = 0.05
+_MAX_HEAD_BYTES = 64 * 1024
 _FLUSH_S = 5.0
 """How long aborted requests may take to tell their clients."""
 
@@ -34,10 +37,13 @@ class Server(uvicorn.Server):
                 log_config=None,
                 access_log=False,
                 lifespan="off",
+                http=partial(BoundedProtocol, limits=service.config.limits),  # type: ignore[arg-type]
+                ws="none",
+                proxy_headers=False,
                 timeout_graceful_shutdown=int(_FLUSH_S),
-                timeout_keep_alive=30,
+                timeout_keep_alive=service.config.keep_alive_s,
                 server_header=False,
-                h11_max_incomplete_event_size=64 * 1024,
+                h11_max_incomplete_event_size=_MAX_HEAD_BYTES,
             )
         )
         self._service = service
@@ -45,11 +51,11 @@ class Server(uvicorn.Server):
         self._signals = 0
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        """A signal: the first begins the orderly end, another cuts it short."""
+        """A signal: the first begins the orderly end, another cuts it short.
+
+        It interrupts the loop anywhere, also where that holds a lock: the loop's next tick does the rest.
+        """
         self._signals += 1
-        if self._signals == 1:
-            _log.info("%s: no new requests; those under way may go on", signal.Signals(sig).name)
-        self._service.begin_shutdown()
 
     async def main_loop(self) -> None:
         """Serve until told to stop; then let requests end, and abort those that do not."""
@@ -57,6 +63,9 @@ class Server(uvicorn.Server):
         await self._finish()
 
     async def on_tick(self, counter: int) -> bool:
+        if self._signals and not self._service.stopping:
+            _log.info("no new requests; those under way may go on for %g s", self._service.config.shutdown_timeout_s)
+            self._service.begin_shutdown()
         if self._service.load_error is not None:
             return True
         return await super().on_tick(counter) or self._service.stopping
@@ -88,10 +97,9 @@ def bind(config: ServiceConfig) -> socket.socket:
         sock.bind((host, config.port))
     except (OSError, UnicodeError) as error:
         sock.close()
-        key = "port" if getattr(error, "errno", None) in (13, 98) else "host"
+        key = "port" if getattr(error, "errno", None) in (errno.EACCES, errno.EADDRINUSE) else "host"
         value = config.port if key == "port" else config.host
         raise ConfigError(key, value, f"an address of this machine that is free ({error})") from None
-    sock.set_inheritable(False)
     return sock
 
 

@@ -8,6 +8,7 @@ import logging
 import threading
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any
 
@@ -72,7 +73,9 @@ class Service:
         self._host: EngineHost | None = None
         self._control: Control | None = None
         self._texts: TokenTexts | None = None
+        self._opened = ExitStack()
         self._stopping = False
+        self._closed = False
         self._choices: set[Choice] = set()
         self._gate = threading.Lock()
         self._loader = threading.Thread(target=self._load, name="autopipe-load", daemon=True)
@@ -84,26 +87,30 @@ class Service:
         self._loader.start()
 
     def _load(self) -> None:
-        host: EngineHost | None = None
-        try:
-            host = self._opener(self._plan)
-            texts = TokenTexts(host.tokenizer)
-            control = Control(self.config, host, self.pulse, self.totals, self.events, self.metrics)
-            control.start()
-        except BaseException as error:  # whoever waits for `loaded` is told
-            self.load_error = error
-            if host is not None:
-                host.close()
-            self.loaded.set()
-            return
-        with self._gate:
-            self._host, self._texts, self._control = host, texts, control
-        if self._journal is not None:
-            num_cut_off = self._journal.recover(host)
-            if num_cut_off:
-                _log.info("%d requests in the journal were cut off and go on", num_cut_off)
+        with ExitStack() as opened:
+            try:
+                host = self._opener(self._plan)
+                opened.callback(host.close)
+                texts = TokenTexts(host.tokenizer)
+                control = Control(self.config, host, self.pulse, self.totals, self.events, self.metrics)
+                opened.callback(control.stop)
+                control.start()
+                num_cut_off = 0 if self._journal is None else self._journal.recover(host)
+            except BaseException as error:  # whoever waits for `loaded` is told
+                self.load_error = error
+            else:
+                self._take_over(opened, host, texts, control)
+                if num_cut_off:
+                    _log.info("%d requests in the journal were cut off and go on", num_cut_off)
         self.events.publish("service", {"state": self.state})
         self.loaded.set()
+
+    def _take_over(self, opened: ExitStack, host: EngineHost, texts: TokenTexts, control: Control) -> None:
+        """Put what was loaded to use, unless the service has been closed meanwhile."""
+        with self._gate:
+            if not self._closed:
+                self._host, self._texts, self._control = host, texts, control
+                self._opened = opened.pop_all()
 
     @property
     def state(self) -> State:
@@ -117,9 +124,10 @@ class Service:
 
     def begin_shutdown(self) -> None:
         """Take no new requests."""
-        self._stopping = True
-        self.events.publish("service", {"state": self.state})
-        self.events.close()
+        if not self._stopping:
+            self._stopping = True
+            self.events.publish("service", {"state": self.state})
+            self.events.close()
 
     def abort_all(self) -> int:
         """Cut what is under way short; clients get what there is, with its finish_reason. Returns how many."""
@@ -131,14 +139,12 @@ class Service:
 
     def close(self) -> None:
         """End the pipeline; returns when its processes are gone."""
-        self._stopping = True
-        self.events.close()
+        self.begin_shutdown()
         if self._loader.is_alive():
-            self._loader.join(_LOADER_PATIENCE_S)  # if it is still loading, the engine ends with this process
-        if self._control is not None:
-            self._control.stop()
-        if self._host is not None:
-            self._host.close()
+            self._loader.join(_LOADER_PATIENCE_S)
+        with self._gate:
+            self._closed = True  # what is still loading is closed by the thread that loads it
+        self._opened.close()
         if self._journal is not None:
             self._journal.close()
 
@@ -229,11 +235,8 @@ class Service:
 
     # what choices report (`generation.Listener`)
 
-    def first(self, num_tokens: int, ttft_s: float) -> None:
-        self.pulse.first(num_tokens, ttft_s)
-
-    def more(self, num_tokens: int, since_s: float) -> None:
-        self.pulse.more(num_tokens, since_s)
+    def delivered(self, num_tokens: int) -> None:
+        self.pulse.delivered(num_tokens)
 
     def ended(self, ended: Ended) -> None:
         self.pulse.touch()

@@ -57,11 +57,13 @@ class StageTotals:
         self._counted: dict[int, None] = {}  # requests whose progress may still be shown, though they are counted
 
     def count(self, request: int, reports: Iterable[StageReport]) -> None:
-        """Take a finished request in."""
+        """Take a finished request in, once: with a journal several clients may wait for the same one."""
         with self._gate:
+            if request in self._counted:
+                return
             for report in reports:
                 self._finished.setdefault(report.name, StageTotal()).add(report)
-            self._counted[request] = None
+                self._counted[request] = None
             while len(self._counted) > 1024:
                 del self._counted[next(iter(self._counted))]
 

@@ -60,7 +60,7 @@ def check_plans(
     """
     options, deadline_s = context.options, context.budget.live_deadline_s()
     size = _race_size(context, predictor, deadline_s)
-    chosen = finalists.choose(ranked, size.plans)
+    chosen = finalists.choose(ranked, size.plans, context.goals)
     prompts = spread(context.prompts, size.prompts)
     if not chosen:
         return LiveCheck(None, [], prompts, decide([], prompts, options.limits, context.cost), {})

@@ -8,11 +8,10 @@ from dataclasses import dataclass, field
 from autopipe.core.plan import Plan
 from autopipe.profile import ProfilePrompt
 from autopipe.tune.budget import Budget
-from autopipe.tune.decide import seconds
-from autopipe.tune.objective import Goal, Objective
+from autopipe.tune.cost import Cost, cost_of
+from autopipe.tune.objective import Goal
 from autopipe.tune.options import TuneOptions
 from autopipe.tune.predict import PowerModel
-from autopipe.tune.race import Cost
 from autopipe.tune.search import Callback
 
 Progress = Callable[[str, str, float], None]
@@ -41,7 +40,5 @@ class Context:
 
     @property
     def cost(self) -> Cost:
-        """What of a live run is to be small."""
-        if self.options.objective is Objective.ENERGY:
-            return lambda run: float("nan") if run.energy_j is None else run.energy_j
-        return seconds
+        """What of live runs is to be small."""
+        return cost_of(self.options.objective)

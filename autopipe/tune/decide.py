@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
+
 from autopipe.profile import ProfilePrompt
+from autopipe.tune.cost import SECONDS, Cost, slowest
 from autopipe.tune.limits import Limits
-from autopipe.tune.live import Run
-from autopipe.tune.race import Arm, Cost
+from autopipe.tune.race import Arm
 
 P_BETTER = 0.05
-"""A plan counts as better than plain decoding where a one-sided Wilcoxon signed-rank test says so at this level."""
+"""A plan counts as better than plain decoding where the test says so at this level (see `Cost.p_better`)."""
 KIND_NOISE = 0.03
 """A plan may be slower than plain decoding by this much on one kind of prompt: that much two runs differ."""
 
@@ -43,38 +44,28 @@ def decide(arms: Sequence[Arm], prompts: Sequence[ProfilePrompt], limits: Limits
     if gain <= 1 or p_value >= P_BETTER:
         return Decision(
             None,
-            f"nothing helps here: the best candidate, {best.name}, measured {gain:.2f} times as good as plain "
-            f"decoding (p = {p_value:.2f}), which is within noise",
+            f"nothing helps here: the best candidate, {best.name}, measured {gain:.2f} times {cost.words} "
+            f"(p = {p_value:.2f}), which is no gain beyond noise",
         )
-    return Decision(best, f"the best of {len(arms)} measured candidates, {gain:.2f} times as good as plain decoding")
+    return Decision(best, f"the best of {len(arms)} measured candidates, {gain:.2f} times {cost.words}")
 
 
 def p_better(arm: Arm, cost: Cost) -> float:
     """Chance of such a gain over plain decoding if there were none; 1 with too few measurements."""
-    ratios = list(arm.ratios(cost).values())
-    if len(ratios) < 2:
-        return 1.0
-    from scipy.stats import wilcoxon
-
-    return float(wilcoxon([math.log(ratio) for ratio in ratios], alternative="less", zero_method="zsplit").pvalue)
+    return cost.p_better(list(arm.runs.values()), [arm.plain_runs[place] for place in arm.runs])
 
 
-def by_kind(arm: Arm, prompts: Sequence[ProfilePrompt], cost: Cost) -> dict[str, float]:
-    """How many times as good as plain decoding, by kind of prompt."""
+def by_kind(arm: Arm, prompts: Sequence[ProfilePrompt]) -> dict[str, float]:
+    """How many times as fast as plain decoding, by kind of prompt."""
     steps: dict[str, list[int]] = {}
     for step in arm.runs:
         steps.setdefault(prompts[step % len(prompts)].kind, []).append(step)
-    return {kind: 1 / arm.ratio(cost, places) for kind, places in steps.items()}
-
-
-def seconds(run: Run) -> float:
-    """The cost of a run in time."""
-    return run.seconds
+    return {kind: 1 / arm.ratio(SECONDS, places) for kind, places in steps.items()}
 
 
 def _unfit(arm: Arm, prompts: Sequence[ProfilePrompt], limits: Limits) -> str | None:
     """Why a plan must not be chosen however good it is; None if it may be."""
-    for kind, gain in by_kind(arm, prompts, seconds).items():
+    for kind, gain in by_kind(arm, prompts).items():
         if gain < 1 - KIND_NOISE:
             return f"slower than plain decoding on {kind} prompts ({gain:.2f} times its speed)"
     for name, limit, value in (
@@ -92,6 +83,12 @@ def ms_per_token(arm: Arm, *, plain: bool = False) -> float | None:
     runs = list((arm.plain_runs if plain else arm.runs).values())
     tokens = sum(len(run.token_ids) for run in runs)
     return 1e3 * sum(run.seconds for run in runs) / tokens if tokens else None
+
+
+def slow_ms_per_token(arm: Arm, *, plain: bool = False) -> float | None:
+    """Measured milliseconds per token of the run at the 90th percentile; of plain decoding beside it."""
+    runs = (arm.plain_runs if plain else arm.runs).values()
+    return float(slowest(np.array([run.ms_per_token for run in runs]))) if runs else None
 
 
 def ttft_s(arm: Arm) -> float | None:

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from autopipe.core.plan import Mode
+from autopipe.tune.objective import Goal, cost
 from autopipe.tune.race import FINAL, FIRST_PROMPTS, LEAST_STEPS
 from autopipe.tune.search import Found
 from autopipe.tune.space import structure
@@ -15,7 +16,7 @@ _SIZES = ((12, 32), (10, 24), (8, 24), (8, 16), (6, 16), (6, 12), (4, 12), (4, 8
 _ALIKE = 3
 """At most so many plans with the same chain and mode, while there are others: the simulator may be wrong about one."""
 _CLOSE = 0.7
-"""Plans predicted slower than this share of the best one's speed are not worth measuring."""
+"""Plans predicted not even this share as good as the best one are not worth measuring."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,13 +47,13 @@ def num_runs(size: RaceSize) -> int:
     return total + 2 * min(FINAL, size.plans) * max(size.prompts, LEAST_STEPS)
 
 
-def choose(ranked: Sequence[Found], count: int) -> list[Found]:
+def choose(ranked: Sequence[Found], count: int, goals: Sequence[Goal]) -> list[Found]:
     """The best plans, of different kinds. Plain decoding is not among them: it is measured beside each."""
     drafting = [found for found in ranked if found.plan.mode is not Mode.PLAIN]
     if not drafting:
         return []
-    fastest = min(found.prediction.ms_per_token for found in drafting)
-    worth = [found for found in drafting if found.prediction.ms_per_token <= fastest / _CLOSE]
+    best = min(cost(goals, found.prediction) for found in drafting)
+    worth = [found for found in drafting if cost(goals, found.prediction) <= best / _CLOSE]
     chosen: list[Found] = []
     for most in (_ALIKE, len(worth)):
         for found in worth:

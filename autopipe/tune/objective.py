@@ -61,6 +61,12 @@ def values(goals: Sequence[Goal], found: Prediction) -> list[float]:
     return [float(getattr(found, goal.name)) for goal in goals]
 
 
+def cost(goals: Sequence[Goal], found: Prediction) -> float:
+    """What is to be small, by the first goal; of two plans the ratio says how many times as good one is."""
+    (value,) = values(goals[:1], found)
+    return value if goals[0].direction == "minimize" else 1 / value
+
+
 def better_first(goals: Sequence[Goal], trial: FrozenTrial) -> float:
     """Sort key of finished trials: the best in the first goal comes first."""
     value = float(trial.values[0])

@@ -10,6 +10,8 @@ from autopipe.profile import ProfilePrompt
 from autopipe.tune import decide
 from autopipe.tune.checking import LiveCheck
 from autopipe.tune.context import Context
+from autopipe.tune.cost import SECONDS
+from autopipe.tune.objective import cost
 from autopipe.tune.pictures import draw
 from autopipe.tune.plan_file import plan_text, tuned_plan, write_plan
 from autopipe.tune.predict import Predictor
@@ -23,15 +25,20 @@ if TYPE_CHECKING:
     from optuna import Study
 
 
+_LEAST_GAIN = 0.03
+"""A smaller predicted gain is taken for none: two measurements of one profile differ by that much."""
+
+
 def by_prediction(context: Context, predictor: Predictor, ranked: Sequence[Found]) -> decide.Decision:
     """The decision of the simulator alone."""
     context.notes.append("not measured live: what is said of the plan's speed is a prediction")
     top = ranked[0] if ranked else None
     plain = predictor.predict(context.plain)
-    if top is None or top.prediction.ms_per_token >= plain.ms_per_token:
-        return decide.Decision(None, "no simulated plan that keeps to the limits is faster than plain decoding")
-    gain = plain.ms_per_token / top.prediction.ms_per_token
-    reason = f"the best of {len(ranked)} simulated plans, predicted {gain:.2f} times as fast as plain decoding"
+    gain = 0.0 if top is None else cost(context.goals, plain) / cost(context.goals, top.prediction)
+    if top is None or gain < 1 + _LEAST_GAIN:
+        reason = f"no simulated plan that keeps to the limits is over {_LEAST_GAIN:.0%} better than plain decoding"
+        return decide.Decision(None, reason)
+    reason = f"the best of {len(ranked)} simulated plans, predicted {gain:.2f} times {context.cost.words}"
     return decide.Decision(Arm(top, "plan 1"), reason)
 
 
@@ -52,7 +59,7 @@ def make_result(
     options = context.options
     winner = decision.winner
     rows = [] if live is None else [_measured(context, arm, live.prompts, arm is winner) for arm in live.arms]
-    rows.sort(key=lambda row: (row.verdict != "chosen", -(row.speedup or 0.0)))
+    rows.sort(key=lambda row: (row.verdict != "chosen", -(row.gain or 0.0)))
     plan = context.plain if winner is None else winner.plan
     plain = None if predictor is None else predictor.predict(context.plain)
     prediction = plain if winner is None else winner.found.prediction
@@ -91,8 +98,11 @@ def _measured(context: Context, arm: Arm, prompts: Sequence[ProfilePrompt], is_w
         prompts=len(arm.runs),
         ms_per_token=decide.ms_per_token(arm),
         plain_ms_per_token=decide.ms_per_token(arm, plain=True),
-        speedup=1 / arm.ratio(decide.seconds) if arm.runs else None,
-        by_kind=decide.by_kind(arm, prompts, decide.seconds),
+        slow_ms_per_token=decide.slow_ms_per_token(arm),
+        plain_slow_ms_per_token=decide.slow_ms_per_token(arm, plain=True),
+        speedup=1 / arm.ratio(SECONDS) if arm.runs else None,
+        gain=1 / arm.ratio(context.cost) if arm.runs else None,
+        by_kind=decide.by_kind(arm, prompts),
         p_better=decide.p_better(arm, context.cost),
         ttft_s=decide.ttft_s(arm),
         j_per_token=decide.j_per_token(arm),

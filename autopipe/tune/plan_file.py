@@ -34,6 +34,7 @@ def tuned_plan(
     if prediction is not None and plain is not None:
         predicted = {
             "ms_per_token": _round(prediction.ms_per_token),
+            "slow_ms_per_token": _round(prediction.slow_ms_per_token),
             "speedup": _round(plain.ms_per_token / prediction.ms_per_token),
             "ttft_ms": _round(1e3 * prediction.ttft_s),
             "memory_mib": _round(prediction.total_memory_bytes / 2**20),
@@ -44,6 +45,8 @@ def tuned_plan(
         found = {
             "ms_per_token": _round(measured.ms_per_token),
             "plain_ms_per_token": _round(measured.plain_ms_per_token),
+            "slow_ms_per_token": _round(measured.slow_ms_per_token),
+            "plain_slow_ms_per_token": _round(measured.plain_slow_ms_per_token),
             "speedup": _round(measured.speedup),
             **{f"speedup_{kind}": _round(value) for kind, value in measured.by_kind.items()},
             "ttft_ms": _round(None if measured.ttft_s is None else 1e3 * measured.ttft_s),
@@ -72,7 +75,7 @@ def plan_text(result: TuneResult) -> str:
         kinds = ", ".join(f"{kind} {gain:.2f}x" for kind, gain in winner.by_kind.items())
         lines.append(
             f"Measured {winner.ms_per_token:.2f} ms per token, plain decoding {winner.plain_ms_per_token:.2f}: "
-            f"{winner.speedup:.2f}x ({kinds}), on {winner.prompts} prompts."
+            f"{winner.speedup:.2f}x ({kinds}), in {winner.prompts} measurements."
         )
     if result.prediction is not None and result.plain_prediction is not None:
         lines.append(

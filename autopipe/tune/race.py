@@ -3,7 +3,8 @@
 Every measurement is a pair: a plan and plain decoding continue the same prompt right after each other, in the same
 process, and only the ratio counts. So a slow minute of the machine hurts nobody. Successive halving first: all on a few
 prompts, the better half on twice as many, and so on. The last few are measured on all prompts, the leader first; the
-others are given up as soon as a Wilcoxon signed-rank test says that they are worse.
+others are given up as soon as a Wilcoxon signed-rank test says that they are worse, unless only few requests count (the
+slowest ones), of which no such test can tell.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from autopipe.core.errors import AutoPipeError
 from autopipe.core.plan import Plan
 from autopipe.profile import ProfilePrompt
 from autopipe.tune.claims import Heartbeat, sign, take_back_lost
+from autopipe.tune.cost import Cost
 from autopipe.tune.live import OutOfTimeError, Run, is_out_of_memory, models_of
 from autopipe.tune.search import ERROR, PLAN, Found
 
@@ -33,9 +35,6 @@ LEAST_STEPS = 8
 """Measurements of a plan, at least, if time allows."""
 _STARTUP_STEPS = 5
 """Measurements before the test may give a plan up."""
-
-Cost = Callable[[Run], float]
-"""What of a run is to be small: its seconds, or its energy."""
 
 
 class Runner(Protocol):
@@ -70,12 +69,7 @@ class Arm:
     def ratio(self, cost: Cost, prompts: Iterable[int] | None = None) -> float:
         """Cost over that of plain decoding, over all prompts measured, or over these; NaN where there are none."""
         places = list(self.runs if prompts is None else prompts)
-        plain = sum(cost(self.plain_runs[place]) for place in places)
-        return sum(cost(self.runs[place]) for place in places) / plain if plain > 0 else math.nan
-
-    def ratios(self, cost: Cost) -> dict[int, float]:
-        """The same for each prompt."""
-        return {place: self.ratio(cost, [place]) for place in self.runs}
+        return cost.ratio([self.runs[place] for place in places], [self.plain_runs[place] for place in places])
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,7 +177,7 @@ class _Race:
             for place in self._order:
                 if place not in arm.runs:
                     self._measure([arm], [place])
-                if arm.failed is None and arm.trial is not None and self._is_worse(arm):
+                if arm.failed is None and self._is_worse(arm):
                     arm.given_up = f"worse than the best on {len(arm.runs)} prompts (Wilcoxon, p < {P_WORSE})"
                 if arm.failed or arm.given_up:
                     break
@@ -193,7 +187,8 @@ class _Race:
         return arm.ratio(self._cost) if arm.runs else math.inf
 
     def _is_worse(self, arm: Arm) -> bool:
-        return len(arm.runs) >= _STARTUP_STEPS and arm.trial is not None and arm.trial.should_prune()
+        enough = self._cost.by_run and len(arm.runs) >= _STARTUP_STEPS
+        return enough and arm.trial is not None and arm.trial.should_prune()
 
     # -- measuring ------------------------------------------------------------------------------------------
 
@@ -230,7 +225,7 @@ class _Race:
         if arm.plan.exact and found.token_ids != plain.token_ids:
             arm.failed = f"its output differs from plain decoding's on prompt {self.prompt(place).name}"
             return
-        ratio = self._cost(found) / self._cost(plain) if self._cost(plain) > 0 else math.nan
+        ratio = self._cost.ratio([found], [plain])
         if not math.isfinite(ratio) or ratio <= 0:
             arm.failed = f"its cost on prompt {self.prompt(place).name} is not a number"
             return

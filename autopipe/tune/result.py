@@ -21,8 +21,10 @@ class Measured:
     """A plan that was measured live, and how it compares with plain decoding of the same prompts, at the same time.
 
     Attributes:
+        slow_ms_per_token: of the request at the 90th percentile.
         speedup: how many times as fast. by_kind: the same for each kind of prompt.
-        p_better: chance of such a gain if there were none (one-sided Wilcoxon signed-rank test over prompts).
+        gain: how many times as good by the objective; that is the speedup, unless it is latency or energy.
+        p_better: chance of such a gain if there were none (see `autopipe.tune.cost`).
         verdict: `chosen`, or why it was not.
         prediction: what the simulator said.
     """
@@ -32,7 +34,10 @@ class Measured:
     prompts: int
     ms_per_token: float | None
     plain_ms_per_token: float | None
+    slow_ms_per_token: float | None
+    plain_slow_ms_per_token: float | None
     speedup: float | None
+    gain: float | None
     by_kind: Mapping[str, float]
     p_better: float
     ttft_s: float | None

@@ -31,6 +31,7 @@ from autopipe.tune.searching import search_plans
 from autopipe.tune.storage import import_optuna, open_storage
 
 PHASES = ("profile", "search", "live", "report")
+_NO_TIME = "time was up before the stages were measured; what was is kept, so call again or allow more"
 
 
 def tune_plan(
@@ -76,7 +77,7 @@ def tune_plan(
             context.goals = goals(options.objective, has_energy=context.power is not None)
             profile = _profile(context, drafters, info.eos_token_ids)
         if profile is None:
-            result, traces = make_result(context, Decision(None, notes[-1])), {}
+            result, traces = make_result(context, Decision(None, _NO_TIME)), {}
         else:
             predictor = Predictor(profile, context.power)
             with _phase(context, "search"):
@@ -89,9 +90,18 @@ def tune_plan(
             else:
                 live, decision, traces = None, by_prediction(context, predictor, ranked), {}
             result = make_result(context, decision, predictor=predictor, study=study, best=best, live=live)
+        _note_overspent(context)
         with _phase(context, "report"):
             write_files(context, result, traces)
     return result
+
+
+def _note_overspent(context: Context) -> None:
+    over_s = context.budget.spent_s - context.budget.total_s
+    if over_s > 1.0:
+        context.notes.append(
+            f"took {over_s:.0f} s more than the budget: what had begun, such as loading a model, was finished first"
+        )
 
 
 def _those_that_fit(options: TuneOptions, plain: Plan, notes: list[str]) -> list[StagePlan]:
@@ -132,9 +142,6 @@ def _profile(context: Context, drafters: list[StagePlan], eos: Sequence[int]) ->
                 advance=lambda label, share: context.progress("profile", label, share),
             )
         except ProfileTimeError:
-            context.notes.append(
-                "time was up before the stages were measured; what was is kept, so call again or allow more"
-            )
             return None
         except ConfigError as error:
             key = "--workload" if error.key == "--prompts" else error.key  # a prompt that leaves no room for output

@@ -66,8 +66,8 @@ def test_arms_that_differ_in_mode_and_window_share_an_engine(
 
     assert len(pipes) == 1
     assert {(plan.mode.value, plan.chain[0].window) for plan in pipes[0].applied} == {
-        ("plain", 7),
-        ("lockstep", 7),
+        ("plain", 11),
+        ("lockstep", 11),
         ("lockstep", 2),
     }
     assert pipes[0].closed

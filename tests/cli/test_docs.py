@@ -9,14 +9,24 @@ from pydantic import BaseModel
 from typer.main import get_command
 
 from autopipe.cli.app import app
-from autopipe.core.plan import EmulatedStage, NgramOptions, Plan, StagePlan, Warmup
+from autopipe.core.plan import CudaOptions, EmulatedStage, NgramOptions, Plan, StagePlan, Warmup
 from autopipe.plans import DEFAULT_PLAN_PATH
 
 ROOT = Path(__file__).parents[2]
-PAGES = ["README.md", "CONTRIBUTING.md", "docs/bench.md", "docs/plans.md", "docs/gpu-status.md", "docs/profile.md"]
+PAGES = [
+    "README.md",
+    "CONTRIBUTING.md",
+    "docs/bench.md",
+    "docs/plans.md",
+    "docs/gpu-status.md",
+    "docs/hardware.md",
+    "docs/profile.md",
+    "docs/serve.md",
+    "docs/tune.md",
+]
 
 
-@pytest.mark.parametrize("model", [Plan, StagePlan, NgramOptions, EmulatedStage, Warmup])
+@pytest.mark.parametrize("model", [Plan, StagePlan, NgramOptions, EmulatedStage, CudaOptions, Warmup])
 def test_plans_page_lists_every_key(model: type[BaseModel]) -> None:
     listed = set(re.findall(r"`(\w+)`", (ROOT / "docs/plans.md").read_text(encoding="utf-8")))
 

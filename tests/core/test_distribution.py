@@ -133,9 +133,7 @@ def test_a_verifier_that_recovers_from_the_wrong_distribution_is_found(monkeypat
     assert p_value(Chain(params, 2, Verification.REJECTION).text(), exact(params)) < 1e-4
 
 
-def lenient(
-    drafts: list[int], pick: Callable[[int], int], ends: frozenset[int] = frozenset()
-) -> tuple[int, list[int]]:
+def lenient(drafts: list[int], pick: Callable[[int], int], ends: frozenset[int] = frozenset()) -> tuple[int, list[int]]:
     """Keeps every second block of drafts without asking."""
     lenient.calls += len(drafts) > 0
     if drafts and lenient.calls % 2 == 0:

@@ -54,3 +54,11 @@ def test_agreement_holds_only_bits() -> None:
     data["agreement"][0]["agrees"][0] = "12"
     with pytest.raises(ConfigError, match="agreement"):
         Profile.parse(data)
+
+
+def test_points_that_vary_by_more_than_a_fifth_are_unsteady() -> None:
+    data = sample_profile().model_dump(mode="json")
+    assert Profile.parse(data).unsteady_share == 0.0
+    points = [point for stage in data["stages"] for curves in stage["curves"] for point in curves["verify"]]
+    points[0]["p90_s"] = 1.3 * points[0]["seconds"]
+    assert Profile.parse(data).unsteady_share == 1 / len(points)

@@ -30,6 +30,11 @@ class Running:
     thread: threading.Thread
 
     @property
+    def key(self) -> str:
+        """What clients must send."""
+        return self.service.config.api_key or "none"
+
+    @property
     def url(self) -> str:
         return f"http://127.0.0.1:{self.sock.getsockname()[1]}"
 

@@ -6,14 +6,24 @@ import json
 import os
 import signal
 import threading
+import time
 import urllib.request
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
 from openai import APIError, OpenAI
 
 from autopipe.core.plan import Plan
+from autopipe.service.config import ServiceConfig
+from autopipe.service.control import Control
+from autopipe.service.events import EventHub
+from autopipe.service.host import Load
+from autopipe.service.metrics import Metrics
+from autopipe.service.pulse import Pulse
+from autopipe.service.status import empty_status
+from autopipe.service.totals import StageTotals
 from tests.service.serving import ALIAS, Running, serving, until
 from tests.service.test_refusals import send
 
@@ -32,6 +42,12 @@ def chain(**target: Any) -> Plan:
 def neural() -> Iterator[Running]:
     with serving(chain(), control_interval_s=0.1) as running:
         yield running
+
+
+@pytest.fixture
+def pool() -> Iterator[ThreadPoolExecutor]:
+    with ThreadPoolExecutor(4) as pool:
+        yield pool
 
 
 def complete(running: Running, tokens: int = 40, prompt: str = "abc") -> str:
@@ -124,9 +140,11 @@ def test_changes_come_on_the_event_stream_with_acceptance(neural: Running) -> No
 @pytest.mark.parametrize("stage", ["small", "big"])
 def test_a_worker_that_is_killed_comes_back_and_the_text_is_the_same(neural: Running, stage: str) -> None:
     expected = complete(neural)
-    process = neural.service.ready().worker_ids()[stage]
+    host = neural.service.ready()
+    process, context = host.worker_ids()[stage], host.context_tokens
     os.kill(process, signal.SIGKILL)
-    until(lambda: neural.service.ready().worker_ids().get(stage) not in (None, process))
+    until(lambda: host.worker_ids().get(stage) not in (None, process))
+    assert host.context_tokens == context
     until(lambda: send(neural, "/health")[0] == 200)
     assert complete(neural) == expected
     until(lambda: {"stage": stage, "what": "died"}.items() <= _last_worker_event(neural, stage).items())
@@ -137,7 +155,9 @@ def _last_worker_event(running: Running, stage: str) -> dict[str, Any]:
     return next((event for event in reversed(events) if event["stage"] == stage and event["what"] == "died"), {})
 
 
-def test_a_target_that_dies_fails_what_runs_with_a_typed_error_and_recovers(neural: Running) -> None:
+def test_a_target_that_dies_fails_what_runs_with_a_typed_error_and_what_waits_gets_its_turn(
+    neural: Running, pool: ThreadPoolExecutor
+) -> None:
     errors: list[Any] = []
 
     def ask() -> None:
@@ -146,21 +166,81 @@ def test_a_target_that_dies_fails_what_runs_with_a_typed_error_and_recovers(neur
         except APIError as error:
             errors.append(error)
 
+    expected = complete(neural, 10, "waiting")
     asking = threading.Thread(target=ask)
     asking.start()
     until(lambda: neural.service.ready().load().running)
+    waiting = [pool.submit(complete, neural, 10, "waiting") for _ in range(3)]
+    until(lambda: neural.service.ready().load().waiting == 3)
     os.kill(neural.service.ready().worker_ids()["big"], signal.SIGKILL)
     asking.join(20)
     assert [error.code for error in errors] == ["target_died"]
     assert [error.status_code for error in errors] == [503]
+    assert [future.result(20) for future in waiting] == [expected] * 3
     assert complete(neural)
 
 
-def test_long_idle_unloads_drafters_and_the_first_request_brings_them_back() -> None:
-    with serving(chain(), control_interval_s=0.1, idle_unload_s=0.3) as running:
-        expected = complete(running)
-        until(lambda: workers(running) == {"big"})
-        assert send(running, PLAN)[1]["asleep"] is True
-        assert complete(running) == expected
-        until(lambda: workers(running) == {"small", "big"})
-        until(lambda: "request" in [event.data.get("source") for event in running.service.events.recent()])
+def test_long_idle_unloads_drafters_and_the_first_request_brings_them_back(
+    neural: Running, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    until(lambda: workers(neural) == {"small", "big"})
+    expected = complete(neural)
+    soon = neural.service.config.model_copy(update={"idle_unload_s": 0.3})
+    with monkeypatch.context() as patch:
+        patch.setattr(neural.service.control, "_config", soon)
+        until(lambda: workers(neural) == {"big"})
+    assert send(neural, PLAN)[1]["asleep"] is True
+    assert complete(neural) == expected
+    until(lambda: workers(neural) == {"small", "big"})
+    until(lambda: "request" in [event.data.get("source") for event in neural.service.events.recent()])
+    assert send(neural, PLAN)[1]["description"] == "ngram(4) > small(4) > big, lockstep"
+
+
+class Still:
+    """A host and its engine without processes, and a policy that does nothing; remembers what it is told."""
+
+    def __init__(self) -> None:
+        self.plan = chain()
+        self.engine = self
+        self.kept: list[Plan] = []
+        self.paused = False
+
+    def apply(self, plan: Plan) -> None:
+        self.plan = plan
+
+    def keep_loaded(self, plans: list[Plan]) -> None:
+        self.kept = plans
+
+    def worker_ids(self) -> dict[str, int]:
+        return {}
+
+    def load(self) -> Load:
+        return Load()
+
+    def pause(self) -> None:
+        self.paused = True
+
+    def resume(self) -> None:
+        self.paused = False
+
+    def stop(self) -> None:
+        pass
+
+
+def test_after_a_pause_a_policy_finds_all_drafters_loaded() -> None:
+    still: Any = Still()
+    home = still.plan
+    config = ServiceConfig(policy="rules", idle_unload_s=0.001)
+    totals = StageTotals()
+    control = Control(config, still, Pulse(), totals, EventHub(1), Metrics("m", empty_status, totals.finished))
+    control._policy = still
+    time.sleep(0.01)
+    control._sleep_if_idle()
+    until(lambda: still.plan.names() == ["big"])
+    assert still.paused
+    assert still.kept == []
+    control.note_request()
+    until(lambda: not still.paused)
+    assert still.plan == home
+    assert still.kept == [home]
+    control.stop()

@@ -2,22 +2,22 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 
-from tests.service.serving import Running, serving, tiny_plan
+from tests.service.serving import Running
 
 schemathesis = pytest.importorskip("schemathesis")
 
 
-@pytest.fixture(scope="module")
-def fuzzed(tiny_folder: Path) -> Any:
-    limits = {"max_new_tokens": 4, "max_prompt_tokens": 64, "max_choices": 4}
-    with serving(tiny_plan(tiny_folder), limits=limits) as running:
-        yield running
+def schema_of(running: Running) -> Any:
+    return schemathesis.openapi.from_url(running.url + "/openapi.json", headers=credentials(running))
+
+
+def credentials(running: Running) -> dict[str, str]:
+    return {"Authorization": f"Bearer {running.key}"}
 
 
 BODIES = [("POST", "/v1/chat/completions"), ("POST", "/v1/completions"), ("PUT", "/v1/autopipe/plan")]
@@ -28,15 +28,16 @@ OTHERS = [("GET", "/v1/models/{model}"), ("GET", "/v1/autopipe/requests/{key}"),
     ("method", "path", "valid"),
     [*((*operation, valid) for operation in BODIES for valid in (True, False)), *((*each, True) for each in OTHERS)],
 )
-def test_no_request_makes_the_service_fail(fuzzed: Running, method: str, path: str, valid: bool) -> None:
+def test_no_request_makes_the_service_fail(guarded: Running, method: str, path: str, valid: bool) -> None:
     mode = schemathesis.GenerationMode.POSITIVE if valid else schemathesis.GenerationMode.NEGATIVE
-    schema = schemathesis.openapi.from_url(fuzzed.url + "/openapi.json")
+    schema = schema_of(guarded)
     schema.config.generation.update(modes=[mode])
     operation = schema[path][method]
     known = {int(status) for status in operation.definition.raw["responses"]} | {405, 415}
 
     def call(case: Any) -> None:
-        response = case.call(timeout=20)
+        response = case.call(timeout=20, headers=credentials(guarded))
+        assert response.status_code != 401
         assert response.status_code < 500, response.text
         assert response.status_code in known, response.text
 
@@ -49,11 +50,11 @@ def test_no_request_makes_the_service_fail(fuzzed: Running, method: str, path: s
         suppress_health_check=list(HealthCheck),
     )(given(operation.as_strategy(generation_mode=mode))(call))
     run()
-    assert fuzzed.service.state == "ready"
+    assert guarded.service.state == "ready"
 
 
-def test_the_schema_promises_no_422(fuzzed: Running) -> None:
-    schema = schemathesis.openapi.from_url(fuzzed.url + "/openapi.json").raw_schema
+def test_the_schema_promises_no_422(guarded: Running) -> None:
+    schema = schema_of(guarded).raw_schema
     for operations in schema["paths"].values():
         for operation in operations.values():
             assert "422" not in operation["responses"]

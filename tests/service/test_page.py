@@ -8,12 +8,11 @@ import shutil
 import subprocess
 import urllib.request
 from html.parser import HTMLParser
-from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.service.serving import ALIAS, Running, serving, tiny_plan
+from tests.service.serving import ALIAS, Running
 from tests.service.test_refusals import send
 
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
@@ -79,9 +78,8 @@ def browser(tmp_path_factory: pytest.TempPathFactory) -> Any:
     return dump
 
 
-def test_a_real_browser_shows_the_running_pipeline(browser: Any, tiny_folder: Path) -> None:
-    with serving(tiny_plan(tiny_folder), control_interval_s=0.1) as running:
-        dom, log = browser(running.url + "/")
+def test_a_real_browser_shows_the_running_pipeline(browser: Any, running: Running) -> None:
+    dom, log = browser(running.url + "/")
     assert 'class="badge ready"' in dom
     assert re.findall(r'<li[^>]*data-stage="(\w+)"', dom) == ["ngram", "target"]
     assert "ngram(4) &gt; target, lockstep" in dom

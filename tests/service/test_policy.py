@@ -39,13 +39,13 @@ class Restless(OffPolicy):
 
 @pytest.fixture(scope="module")
 def governed(tiny_folder: Path) -> Iterator[Running]:
-    from autopipe.policies import controller
+    from autopipe.policies import attach
 
     def make(name: str, *_: Any, **__: Any) -> Policy:
         return Restless() if name == "bandit" else OffPolicy()
 
     patch = pytest.MonkeyPatch()
-    patch.setattr(controller, "make_policy", make)
+    patch.setattr(attach, "make_policy", make)
     with serving(tiny_plan(tiny_folder), policy="bandit", control_interval_s=0.1) as running:
         yield running
     patch.undo()
@@ -87,13 +87,13 @@ def test_a_pin_keeps_the_policy_out_until_it_is_released(governed: Running) -> N
 
 
 def test_a_policy_that_cannot_be_had_is_told(monkeypatch: pytest.MonkeyPatch, running: Running) -> None:
-    from autopipe.policies import controller
+    from autopipe.policies import attach
     from autopipe.service.config import ServiceConfig
 
     def missing(*_: Any, **__: Any) -> Policy:
         raise ImportError("No module named 'gymnasium'")
 
-    monkeypatch.setattr(controller, "make_policy", missing)
+    monkeypatch.setattr(attach, "make_policy", missing)
     config = ServiceConfig.parse({"policy": "rl"})
     with pytest.raises(ConfigError) as caught:
         service_policy.start_policy(config, running.service.ready(), None, lambda _: None)  # type: ignore[arg-type]

@@ -20,7 +20,7 @@ def send(
 ) -> tuple[int, Any]:
     """Status and JSON body of an answer."""
     data = body if isinstance(body, bytes | None) else json.dumps(body).encode()
-    head = {"Content-Type": "application/json", **(headers or {})}
+    head = {"Content-Type": "application/json", "Authorization": f"Bearer {running.key}", **(headers or {})}
     request = urllib.request.Request(running.url + path, data, head, method=method)
     try:
         with urllib.request.urlopen(request, timeout=30) as response:

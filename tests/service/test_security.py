@@ -4,24 +4,16 @@ from __future__ import annotations
 
 import http.client
 import logging
-from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 from openai import AuthenticationError, OpenAI
 
 from autopipe.core.errors import ConfigError
 from autopipe.service.config import ServiceConfig, default_alias
-from tests.service.serving import ALIAS, Running, serving, tiny_plan
+from tests.service.serving import ALIAS, Running
 
 KEY = "s3cret-key"
 SECRET = "the launch code is 0000"
-
-
-@pytest.fixture(scope="module")
-def locked(tiny_folder: Path) -> Iterator[Running]:
-    with serving(tiny_plan(tiny_folder), api_key=KEY, log_prompts=True) as running:
-        yield running
 
 
 def status_of(running: Running, target: str, *, method: str = "GET", **headers: str) -> int:
@@ -38,13 +30,13 @@ def status_of(running: Running, target: str, *, method: str = "GET", **headers: 
         connection.close()
 
 
-def test_only_health_and_the_page_answer_without_a_key(locked: Running) -> None:
-    assert status_of(locked, "/health") == 200
-    assert status_of(locked, "/") == 200
+def test_only_health_and_the_page_answer_without_a_key(guarded: Running) -> None:
+    assert status_of(guarded, "/health") == 200
+    assert status_of(guarded, "/") == 200
     for target in ("/v1/models", "/metrics", "/v1/autopipe/plan", "/v1/autopipe/events", "/openapi.json", "/nothing"):
-        assert status_of(locked, target) == 401, target
-    assert status_of(locked, "/v1/autopipe/plan", method="PUT") == 401
-    assert status_of(locked, "/v1/chat/completions", method="POST") == 401
+        assert status_of(guarded, target) == 401, target
+    assert status_of(guarded, "/v1/autopipe/plan", method="PUT") == 401
+    assert status_of(guarded, "/v1/chat/completions", method="POST") == 401
 
 
 @pytest.mark.parametrize(
@@ -63,21 +55,24 @@ def test_only_health_and_the_page_answer_without_a_key(locked: Running) -> None:
         "/Health",
     ],
 )
-def test_no_spelling_of_a_path_gets_past_the_key(locked: Running, target: str) -> None:
-    assert status_of(locked, target) in (401, 400)
+def test_no_spelling_of_a_path_gets_past_the_key(guarded: Running, target: str) -> None:
+    assert status_of(guarded, target) in (401, 400)
 
 
 @pytest.mark.parametrize("header", ["", "Bearer", "Bearer ", f"Bearer {KEY}x", f"Basic {KEY}", KEY, "Bearer s3cret"])
-def test_a_wrong_key_is_none(locked: Running, header: str) -> None:
-    assert status_of(locked, "/v1/models", Authorization=header) == 401
+def test_a_wrong_key_is_none(guarded: Running, header: str) -> None:
+    assert status_of(guarded, "/v1/models", Authorization=header) == 401
 
 
-def test_the_key_opens(locked: Running) -> None:
-    assert status_of(locked, "/v1/models", Authorization=f"Bearer {KEY}") == 200
-    assert status_of(locked, "/v1/models", Authorization=f"bearer {KEY}") == 200
-    with OpenAI(base_url=locked.base_url, api_key=KEY) as client:
+def test_the_key_opens(guarded: Running) -> None:
+    assert status_of(guarded, "/v1/models", Authorization=f"Bearer {KEY}") == 200
+    assert status_of(guarded, "/v1/models", Authorization=f"bearer {KEY}") == 200
+    with OpenAI(base_url=guarded.base_url, api_key=KEY) as client:
         assert client.models.list().data[0].id == ALIAS
-    with OpenAI(base_url=locked.base_url, api_key="wrong", max_retries=0) as client, pytest.raises(AuthenticationError):
+    with (
+        OpenAI(base_url=guarded.base_url, api_key="wrong", max_retries=0) as client,
+        pytest.raises(AuthenticationError),
+    ):
         client.models.list()
 
 
@@ -85,6 +80,14 @@ def test_without_a_key_only_this_machines_names_are_answered(running: Running) -
     assert status_of(running, "/v1/models", Host="localhost:1234") == 200
     assert status_of(running, "/v1/models", Host="evil.example") == 403
     assert status_of(running, "/health", Host="127.0.0.1.evil.example") == 403
+
+
+def test_without_a_key_pages_of_other_sites_are_not_answered(running: Running) -> None:
+    cross = {"Sec-Fetch-Site": "cross-site"}
+    assert status_of(running, "/v1/models", **cross) == 403
+    assert status_of(running, "/v1/completions", method="POST", **cross) == 403
+    assert status_of(running, "/", **cross) == 200
+    assert status_of(running, "/v1/models", **{"Sec-Fetch-Site": "same-origin"}) == 200
 
 
 def test_an_address_that_others_reach_needs_a_key_or_an_explicit_word() -> None:
@@ -125,8 +128,8 @@ def test_the_log_holds_no_prompts_unless_asked(running: Running, caplog: pytest.
     assert not any(SECRET in line for line in ours)
 
 
-def test_the_log_holds_prompts_where_asked(locked: Running, caplog: pytest.LogCaptureFixture) -> None:
+def test_the_log_holds_prompts_where_asked(guarded: Running, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.DEBUG)
-    with OpenAI(base_url=locked.base_url, api_key=KEY, max_retries=0) as client:
+    with OpenAI(base_url=guarded.base_url, api_key=KEY, max_retries=0) as client:
         client.completions.create(model=ALIAS, prompt=SECRET, max_tokens=2)
     assert any(SECRET in record.getMessage() for record in caplog.records if record.name.startswith("autopipe"))

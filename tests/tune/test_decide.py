@@ -4,7 +4,8 @@ import random
 
 import pytest
 
-from autopipe.tune.decide import by_kind, decide, seconds
+from autopipe.tune.cost import SECONDS, TAIL
+from autopipe.tune.decide import by_kind, decide
 from autopipe.tune.limits import Limits
 from autopipe.tune.live import Run
 from autopipe.tune.race import Arm
@@ -25,24 +26,24 @@ def test_the_fastest_of_those_measured_to_the_end_wins() -> None:
     arms = [arm([0.7] * 8, 0), arm([0.5] * 8, 1), arm([0.4] * 8, 2)]
     arms[2].given_up = "others were better"
 
-    assert decide(arms, PROMPTS, Limits(), seconds).winner is arms[1]
+    assert decide(arms, PROMPTS, Limits(), SECONDS).winner is arms[1]
 
 
 def test_a_gain_within_noise_is_no_gain() -> None:
     noise = random.Random(1)
-    decision = decide([arm([noise.gauss(0.995, 0.05) for _ in range(8)])], PROMPTS, Limits(), seconds)
+    decision = decide([arm([noise.gauss(0.995, 0.05) for _ in range(8)])], PROMPTS, Limits(), SECONDS)
 
     assert decision.winner is None
     assert "nothing helps" in decision.reason
 
 
 def test_where_all_are_slower_it_is_plain_decoding() -> None:
-    assert decide([arm([1.02] * 8)], PROMPTS, Limits(), seconds).winner is None
+    assert decide([arm([1.02] * 8)], PROMPTS, Limits(), SECONDS).winner is None
 
 
 def test_a_plan_that_is_slower_on_one_kind_is_not_chosen() -> None:
     mixed = arm([0.4, 1.2] * 4)
-    decision = decide([mixed, arm([0.8] * 8, 1)], PROMPTS, Limits(), seconds)
+    decision = decide([mixed, arm([0.8] * 8, 1)], PROMPTS, Limits(), SECONDS)
 
     assert mixed.failed is not None
     assert "chat" in mixed.failed
@@ -53,13 +54,13 @@ def test_a_plan_that_is_slower_on_one_kind_is_not_chosen() -> None:
 def test_a_measured_figure_beyond_a_limit_counts() -> None:
     late = arm([0.5] * 8, ttft_s=0.5)
 
-    assert decide([late], PROMPTS, Limits(ttft_s=0.2), seconds).winner is None
+    assert decide([late], PROMPTS, Limits(ttft_s=0.2), SECONDS).winner is None
     assert late.failed is not None
     assert "allowed" in late.failed
 
 
 def test_without_a_measurement_it_is_plain_decoding() -> None:
-    assert decide([], PROMPTS, Limits(), seconds).winner is None
+    assert decide([], PROMPTS, Limits(), SECONDS).winner is None
 
 
 def test_when_time_was_up_the_arms_measured_longest_count() -> None:
@@ -67,8 +68,31 @@ def test_when_time_was_up_the_arms_measured_longest_count() -> None:
     for each in arms:
         each.unfinished = True
 
-    assert decide(arms, PROMPTS, Limits(), seconds).winner is arms[0]
+    assert decide(arms, PROMPTS, Limits(), SECONDS).winner is arms[0]
+
+
+def test_for_latency_the_slowest_requests_decide() -> None:
+    fast_on_most, fast_at_worst = arm([0.3] * 20, 0), arm([0.8] * 20, 1)
+    for each in (fast_on_most, fast_at_worst):
+        for step in (0, 1, 10, 11):  # slow requests, of both kinds
+            each.plain_runs[step] = Run(tuple(range(10)), 5.0, 0.01, 1.0, None)
+            each.runs[step] = Run(tuple(range(10)), 5.0 * (0.95 if each is fast_on_most else 0.6), 0.01, 2.0, None)
+
+    assert decide([fast_on_most, fast_at_worst], PROMPTS, Limits(), SECONDS).winner is fast_on_most
+    decision = decide([fast_on_most, fast_at_worst], PROMPTS, Limits(), TAIL)
+    assert decision.winner is fast_at_worst
+    assert "1.67 times as fast as plain decoding on the slowest tenth" in decision.reason
+
+
+def test_for_latency_a_gain_on_all_but_the_slowest_requests_is_no_gain() -> None:
+    useless = arm([0.3] * 20)
+    for step in (0, 1, 10, 11):
+        useless.plain_runs[step] = Run(tuple(range(10)), 5.0, 0.01, 1.0, None)
+        useless.runs[step] = Run(tuple(range(10)), 5.0 + 0.01 * (step % 3 - 1), 0.01, 2.0, None)
+
+    assert decide([useless], PROMPTS, Limits(), SECONDS).winner is useless
+    assert decide([useless], PROMPTS, Limits(), TAIL).winner is None
 
 
 def test_speed_by_kind_is_of_totals() -> None:
-    assert by_kind(arm([0.5, 0.25] * 4), PROMPTS, seconds) == pytest.approx({"code": 2.0, "chat": 4.0})
+    assert by_kind(arm([0.5, 0.25] * 4), PROMPTS) == pytest.approx({"code": 2.0, "chat": 4.0})

@@ -1,11 +1,13 @@
 from __future__ import annotations
 
+from dataclasses import replace
+
 from autopipe.tune.finalists import RaceSize, choose, num_runs, race_size
 from autopipe.tune.objective import Objective, goals
-from autopipe.tune.search import open_study, prepare, ranking, run_worker
+from autopipe.tune.search import Found, open_study, prepare, ranking, run_worker
 from autopipe.tune.space import structure
 from autopipe.tune.storage import open_storage
-from tests.tune.scenes import predictor, settings, space
+from tests.tune.scenes import found_plans, predictor, settings, space
 
 
 def test_a_race_fits_its_time_and_grows_with_it() -> None:
@@ -25,10 +27,24 @@ def test_finalists_are_of_several_kinds_and_never_plain_decoding() -> None:
     study = open_study(open_storage(None), "s", settings())
     prepare(study, space(), 60)
     run_worker(study, space(), predictor(), settings(), endless=False)
-    chosen = choose(ranking(study, goals(Objective.THROUGHPUT, has_energy=False)), 6)
+    aims = goals(Objective.THROUGHPUT, has_energy=False)
+    chosen = choose(ranking(study, aims), 6, aims)
     kinds = [structure(found.plan) for found in chosen]
 
     assert len(chosen) == 6
     assert "plain" not in kinds
     assert len(set(kinds)) >= 2
-    assert choose([], 3) == []
+    assert choose([], 3, aims) == []
+
+
+def test_finalists_are_close_to_the_best_in_what_is_asked_for() -> None:
+    first, second, *_ = found_plans(2)
+    slow_on_the_whole = Found(
+        first.plan, replace(first.prediction, ms_per_token=100.0, slow_ms_per_token=1.0), first.trial
+    )
+    slow_at_worst = Found(
+        second.plan, replace(second.prediction, ms_per_token=1.0, slow_ms_per_token=100.0), second.trial
+    )
+    both = [slow_on_the_whole, slow_at_worst]
+
+    assert choose(both, 2, goals(Objective.LATENCY, has_energy=False)) == [slow_on_the_whole]

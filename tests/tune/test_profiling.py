@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import math
 import time
 from pathlib import Path
 from typing import Any
@@ -12,49 +11,33 @@ from autopipe.bench.workload import spread
 from autopipe.core.plan import Plan
 from autopipe.profile import Profile, ProfilePrompt
 from autopipe.tune import profiling
-from autopipe.tune.profiling import ProfileTimeError, cached_profile, chains
+from autopipe.tune.profiling import ProfileTimeError, chains
+from tests.tune.conftest import Measured, measure
+from tests.tune.scenes import EMULATED
 
-PROMPTS = (ProfilePrompt("a", "chat", (1, 2, 3)), ProfilePrompt("b", "code", (4, 5, 6)))
-
-
-def stage(name: str, ms: float, agreement: float = 1.0) -> dict[str, Any]:
-    return {"model": "emulated", "name": name, "emulated": {"ms": {1: ms}, "agreement": agreement}}
+OTHER = ProfilePrompt("other", "chat", (1, 2, 3))
 
 
-PLAN = Plan.parse({"chain": [stage("small", 0.2, 0.7), stage("big", 1.0)]})
+@pytest.fixture(autouse=True)
+def _little_effort(little_effort: None) -> None:
+    """For all tests of this file."""
 
 
-def profile(folder: Path, **changes: Any) -> Profile:
-    return cached_profile(
-        PLAN.target,
-        changes.pop("drafters", PLAN.drafters),
-        changes.pop("prompts", PROMPTS),
-        base=PLAN,
-        workload=("mine",),
-        eos_token_ids=(),
-        max_new_tokens=12,
-        budget_s=30.0,
-        folder=folder,
-        **{"deadline_s": math.inf, **changes},
-    )
+def profile(measured: Measured, folder: Path | None = None, **changes: Any) -> Profile:
+    """The shared profile, if nothing is changed."""
+    prompts = changes.pop("prompts", measured.prompts)
+    return measure(measured.plan, prompts, folder or measured.profiles, **changes)
 
 
-@pytest.fixture(scope="module")
-def measured(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Profile]:
-    folder = tmp_path_factory.mktemp("profiles")
-    return folder, profile(folder)
-
-
-def test_the_same_profile_is_measured_once(measured: tuple[Path, Profile], monkeypatch: pytest.MonkeyPatch) -> None:
-    folder, first = measured
+def test_the_same_profile_is_measured_once(measured: Measured, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(profiling, "profile_plan", lambda *_, **__: pytest.fail("measured again"))
 
-    assert profile(folder) == first
+    assert profile(measured) == measured.profile
 
 
-@pytest.mark.parametrize("change", [{"prompts": PROMPTS[:1]}, {"drafters": ()}, {"fresh": True}])
+@pytest.mark.parametrize("change", [{"prompts": (OTHER,)}, {"drafters": ()}, {"fresh": True}])
 def test_anything_that_matters_is_measured_anew(
-    measured: tuple[Path, Profile], monkeypatch: pytest.MonkeyPatch, change: dict[str, Any]
+    measured: Measured, monkeypatch: pytest.MonkeyPatch, change: dict[str, Any]
 ) -> None:
     class MeasuredError(Exception):
         pass
@@ -64,45 +47,44 @@ def test_anything_that_matters_is_measured_anew(
 
     monkeypatch.setattr(profiling, "profile_plan", measure)
     with pytest.raises(MeasuredError):
-        profile(measured[0], **change)
+        profile(measured, **change)
 
 
-def test_a_spoilt_file_is_measured_again(
-    measured: tuple[Path, Profile], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    for file in measured[0].glob("*.json"):
+def test_a_spoilt_file_is_measured_again(measured: Measured, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    for file in measured.profiles.glob("*.json"):
         (tmp_path / file.name).write_text("{}")
     again: list[bool] = []
-    monkeypatch.setattr(profiling, "profile_plan", lambda *_, **__: again.append(True) or measured[1])
-    profile(tmp_path)
+    monkeypatch.setattr(profiling, "profile_plan", lambda *_, **__: again.append(True) or measured.profile)
+    profile(measured, tmp_path)
 
     assert again == [True]
 
 
-def test_a_profile_stops_when_its_time_is_up(tmp_path: Path) -> None:
+def test_a_profile_stops_when_its_time_is_up(measured: Measured, tmp_path: Path) -> None:
     with pytest.raises(ProfileTimeError):
-        profile(tmp_path, deadline_s=time.monotonic() - 1)
+        profile(measured, tmp_path, deadline_s=time.monotonic() - 1)
 
 
-def test_a_profile_that_another_call_measures_is_waited_for(measured: tuple[Path, Profile]) -> None:
-    (file,) = measured[0].glob("*-quick.json")
-    key = file.name.removesuffix("-quick.json")
-    with FileLock(measured[0] / f".{key}.lock"), pytest.raises(ProfileTimeError):
-        profile(measured[0], deadline_s=time.monotonic() + 0.2)
+def test_a_profile_that_another_call_measures_is_waited_for(measured: Measured) -> None:
+    key = profiling._key(Plan.parse({"chain": measured.plan.chain}), measured.prompts, 12)
+    assert (measured.profiles / f"{key}-full.json").is_file()
+    with FileLock(measured.profiles / f".{key}.lock"), pytest.raises(ProfileTimeError):
+        profile(measured, deadline_s=time.monotonic() + 0.2)
 
-    assert profile(measured[0]) == measured[1]
+    assert profile(measured) == measured.profile
 
 
 def test_more_drafters_than_a_chain_holds_are_measured_in_several_chains() -> None:
-    drafters = [Plan.parse({"chain": [stage(f"d{n}", 1.0)]}).target for n in range(6)]
-    parts = chains(PLAN.target, drafters, PLAN)
+    plan = Plan.parse(EMULATED)
+    drafters = [plan.drafters[0].replace(name=f"d{n}") for n in range(6)]
+    parts = chains(plan.target, drafters, plan)
 
     assert [len(part.chain) for part in parts] == [5, 3]
-    assert all(part.target == PLAN.target for part in parts)
+    assert all(part.target == plan.target for part in parts)
 
 
-def test_profiles_with_the_same_target_become_one(measured: tuple[Path, Profile]) -> None:
-    first = measured[1]
+def test_profiles_with_the_same_target_become_one(measured: Measured) -> None:
+    first = measured.profile
     renamed = first.model_dump()
     for entry in (renamed["stages"][0], renamed["agreement"][0]):
         entry["name" if "name" in entry else "drafter"] = "other"

@@ -13,7 +13,7 @@ from optuna.trial import TrialState
 from autopipe.core.errors import StageError
 from autopipe.core.plan import Plan
 from autopipe.profile import ProfilePrompt
-from autopipe.tune.decide import seconds
+from autopipe.tune.cost import SECONDS, TAIL
 from autopipe.tune.live import OutOfTimeError, Run
 from autopipe.tune.predict import plain_plan
 from autopipe.tune.race import LEAST_STEPS, Arm, new_race_study, order_prompts, race
@@ -31,7 +31,7 @@ def place_of(plan: Plan) -> int:
 def run_race(runner: Any, count: int = 6, **options: Any) -> tuple[list[Arm], optuna.Study]:
     arms = [Arm(found, f"plan {place}") for place, found in enumerate(FOUND[:count])]
     study = new_race_study(open_storage(None), "t")
-    race(arms, PLAIN, options.pop("prompts", PROMPTS), runner, study, cost=seconds, **options)
+    race(arms, PLAIN, options.pop("prompts", PROMPTS), runner, study, **{"cost": SECONDS, **options})
     return arms, study
 
 
@@ -58,6 +58,13 @@ def test_worse_plans_are_given_up_early() -> None:
     assert TrialState.RUNNING not in states
 
 
+def test_for_latency_no_finalist_is_given_up_before_all_its_slow_requests_were_seen() -> None:
+    arms, _ = run_race(by_place(lambda place, prompt: 0.5 + 0.1 * place), count=3, cost=TAIL)
+
+    assert all(len(arm.runs) == len(PROMPTS) for arm in arms)
+    assert arms[0].ratio(TAIL) == pytest.approx(0.5)
+
+
 def test_each_measurement_has_plain_decoding_beside_it() -> None:
     runner = by_place(lambda place, prompt: 0.5)
     arms, _ = run_race(runner)
@@ -82,7 +89,7 @@ def test_a_slow_minute_of_the_machine_hurts_nobody() -> None:
     kept = [arm for arm in arms if arm.given_up is None]
 
     assert arms[0] in kept
-    assert arms[0].ratio(seconds) == pytest.approx(0.5, rel=0.05)
+    assert arms[0].ratio(SECONDS) == pytest.approx(0.5, rel=0.05)
 
 
 def test_a_plan_that_fails_is_out_and_the_others_go_on() -> None:
@@ -173,7 +180,7 @@ def test_a_race_is_kept_in_any_storage(tmp_path: Path, url: str) -> None:
     arms = [Arm(found, f"plan {place}") for place, found in enumerate(FOUND[:2])]
     storage = open_storage(url.format(tmp_path))
     study = new_race_study(storage, "t")
-    race(arms, PLAIN, PROMPTS, by_place(lambda place, prompt: 0.5 + place), study, cost=seconds)
+    race(arms, PLAIN, PROMPTS, by_place(lambda place, prompt: 0.5 + place), study, cost=SECONDS)
     kept = optuna.load_study(storage=open_storage(url.format(tmp_path)), study_name="t-live-1")
 
     assert [trial.state.name for trial in kept.trials] == ["COMPLETE", "COMPLETE", "PRUNED"]

@@ -18,24 +18,25 @@ import pytest
 import autopipe
 from autopipe.core.errors import ConfigError
 from autopipe.core.plan import Mode, Plan, StagePlan
+from autopipe.profile import Profile
 from autopipe.tune import TuneResult
 from autopipe.tune.plan_file import plan_text
+from autopipe.tune.search import open_study
 from autopipe.tune.storage import open_storage
-from tests.tune.scenes import EMULATED
+from tests.tune.conftest import Measured
+from tests.tune.scenes import EMULATED, settings
 
 QUICK: dict[str, Any] = {"budget": "1h", "max_new_tokens": 12, "num_trials": 24}
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Prompts, and a cache of its own."""
-    made = tmp_path_factory.mktemp("tune")
-    (made / "mine.jsonl").write_text("".join(json.dumps({"prompt": text}) + "\n" for text in ("abc", "hello", "why")))
-    return made
+def folder(measured: Measured) -> Path:
+    """Prompts, and a cache that has their profile."""
+    return measured.folder
 
 
 @pytest.fixture(autouse=True)
-def own_cache(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def own_cache(folder: Path, little_effort: None, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("AUTOPIPE_CACHE", str(folder / "cache"))
 
 
@@ -101,14 +102,17 @@ def test_the_result_is_ready_for_json(tuned: TuneResult) -> None:
     assert set(data["phases_s"]) == {"profile", "search", "live", "report"}
 
 
-def test_where_nothing_helps_it_is_plain_decoding(folder: Path) -> None:
-    useless: dict[str, Any] = {
-        "chain": [
-            {"model": "emulated", "name": "small", "emulated": {"ms": {1: 4}, "agreement": 0.05}},
-            {"model": "emulated", "name": "big", "emulated": {"ms": {1: 4, 2: 40}}},
-        ]
-    }
-    result = autopipe.tune(Plan.parse(useless), workload=str(folder / "mine.jsonl"), check_live=False, **QUICK)
+def test_a_profile_that_was_measured_is_not_measured_again(tuned: TuneResult, measured: Measured) -> None:
+    assert tuned.profile == measured.profile
+
+
+def test_where_nothing_helps_it_is_plain_decoding(measured: Measured, monkeypatch: pytest.MonkeyPatch) -> None:
+    data = measured.profile.model_dump()
+    points = [point for stage in data["stages"] for curves in stage["curves"] for point in curves["verify"]]
+    for point in points:
+        point["seconds"] = 0.01 if point["tokens"] == 1 else 0.2
+    monkeypatch.setattr("autopipe.tune.run.cached_profile", lambda *_, **__: Profile.parse(data))
+    result = autopipe.tune(measured.plan, workload=str(measured.folder / "mine.jsonl"), check_live=False, **QUICK)
 
     assert not result.helps
     assert result.plan.mode is Mode.PLAIN
@@ -173,39 +177,41 @@ def test_pareto_prints_a_front_and_writes_its_plans(folder: Path, tmp_path: Path
         assert Plan.load(tmp_path / f"plan-front-{place}.yaml") == result.front[place - 1][0]
 
 
-def test_a_study_about_other_prompts_is_not_gone_on_with(folder: Path, tmp_path: Path) -> None:
-    options = {
-        **QUICK,
-        "check_live": False,
-        "storage": f"sqlite:///{tmp_path}/s.db",
-        "study_name": "s",
-        "num_trials": 2,
-    }
-    autopipe.tune(Plan.parse(EMULATED), workload=str(folder / "mine.jsonl"), **options)
-    with pytest.raises(ConfigError, match="--study-name"):
-        autopipe.tune(Plan.parse(EMULATED), workload=str(folder / "mine.jsonl"), **{**options, "objective": "latency"})
-    with pytest.raises(ConfigError, match="--study-name"):
-        autopipe.tune(Plan.parse({"chain": EMULATED["chain"][1:]}), workload=str(folder / "mine.jsonl"), **options)
+def test_a_study_about_something_else_is_not_gone_on_with(folder: Path, tuned: TuneResult, tmp_path: Path) -> None:
+    url = f"sqlite:///{tmp_path}/s.db"
+    study = open_study(open_storage(url), "s", settings())
+    study.set_user_attr("space", "of other models or prompts")
+    options = {**QUICK, "check_live": False, "storage": url, "study_name": "s"}
+    for objective in ("throughput", "latency"):
+        with pytest.raises(ConfigError, match="--study-name"):
+            autopipe.tune(
+                Plan.parse(EMULATED), workload=str(folder / "mine.jsonl"), **{**options, "objective": objective}
+            )
+    assert study.get_trials() == []
 
 
-WORKER = """
-import sys, time
-import autopipe, optuna
-from autopipe.core.plan import Plan
-from tests.tune.scenes import EMULATED
-slow = float(sys.argv[4])
-autopipe.tune(
-    Plan.parse(EMULATED), workload=sys.argv[1], storage=sys.argv[2], study_name="s", num_trials=int(sys.argv[3]),
-    budget="1h", max_new_tokens=12, check_live=False, sampler="random", callbacks=[lambda *_: time.sleep(slow)],
-    workers=int(sys.argv[5]),
-)
-"""
+def call(folder: Path, url: str, trials: int, slow_s: float = 0.0, workers: int = 1) -> TuneResult:
+    return autopipe.tune(
+        Plan.parse(EMULATED),
+        workload=str(folder / "mine.jsonl"),
+        storage=url,
+        study_name="s",
+        sampler="random",
+        check_live=False,
+        callbacks=[lambda *_: time.sleep(slow_s)],
+        workers=workers,
+        **{**QUICK, "num_trials": trials},
+    )
 
 
-def start(folder: Path, url: str, trials: int, slow_s: float = 0.0, workers: int = 1) -> subprocess.Popen[bytes]:
-    arguments = [str(folder / "mine.jsonl"), url, str(trials), str(slow_s), str(workers)]
+CALL = "import sys; from pathlib import Path; from tests.tune.test_run import call; "
+CALL += "call(Path(sys.argv[1]), sys.argv[2], int(sys.argv[3]), float(sys.argv[4]))"
+
+
+def start(folder: Path, url: str, trials: int, slow_s: float = 0.0) -> subprocess.Popen[bytes]:
+    """The same in a process of its own."""
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
-    return subprocess.Popen([sys.executable, "-c", WORKER, *arguments], env=environment)
+    return subprocess.Popen([sys.executable, "-c", CALL, str(folder), url, str(trials), str(slow_s)], env=environment)
 
 
 def trials_of(url: str) -> list[optuna.trial.FrozenTrial]:
@@ -219,10 +225,12 @@ def wait_until(condition: Callable[[], bool]) -> None:
         time.sleep(0.05)
 
 
-def test_two_calls_at_once_on_one_study_run_exactly_the_trials_asked(folder: Path, tmp_path: Path) -> None:
+def test_two_calls_at_once_on_one_study_run_exactly_the_trials_asked(
+    folder: Path, tuned: TuneResult, tmp_path: Path
+) -> None:
     url = f"sqlite:///{tmp_path}/s.db"
     calls = [start(folder, url, 15), start(folder, url, 15)]
-    assert [call.wait(200) for call in calls] == [0, 0]
+    assert [each.wait(200) for each in calls] == [0, 0]
     trials = trials_of(url)
 
     assert [trial.state.name for trial in trials] == ["COMPLETE"] * 30
@@ -232,7 +240,7 @@ def test_two_calls_at_once_on_one_study_run_exactly_the_trials_asked(folder: Pat
 
 def test_workers_of_one_call_share_its_trials(folder: Path, tmp_path: Path) -> None:
     url = f"sqlite:///{tmp_path}/s.db"
-    assert start(folder, url, 40, slow_s=0.1, workers=2).wait(200) == 0
+    call(folder, url, 40, slow_s=0.5, workers=2)  # the second process takes seconds to start
     trials = trials_of(url)
 
     assert [trial.state.name for trial in trials] == ["COMPLETE"] * 40
@@ -241,7 +249,7 @@ def test_workers_of_one_call_share_its_trials(folder: Path, tmp_path: Path) -> N
 
 def test_a_killed_call_loses_at_most_the_trial_in_flight(folder: Path, tmp_path: Path) -> None:
     url = f"sqlite:///{tmp_path}/s.db"
-    call = start(folder, url, 20, slow_s=0.2)
+    killed = start(folder, url, 20, slow_s=0.2)
 
     def some_done() -> bool:
         try:
@@ -250,11 +258,11 @@ def test_a_killed_call_loses_at_most_the_trial_in_flight(folder: Path, tmp_path:
             return False
 
     wait_until(some_done)
-    call.send_signal(signal.SIGKILL)
-    call.wait()
+    killed.send_signal(signal.SIGKILL)
+    killed.wait()
     done = [trial for trial in trials_of(url) if trial.state.is_finished()]
     assert 5 <= len(done) < 20
-    assert start(folder, url, 0).wait(200) == 0
+    call(folder, url, 0)
     states = [trial.state.name for trial in trials_of(url)]
 
     assert states.count("COMPLETE") == 20

@@ -23,7 +23,7 @@ from autopipe.core.backends.transformers_attention import QUERY_ROWS
 from autopipe.core.backends.transformers_cache import RollbackLayer, Step, rollback_cache, unfit_reason
 from autopipe.core.backends.transformers_check import check_at_load
 from autopipe.core.backends.transformers_layout import Layout
-from autopipe.core.backends.transformers_linear import KernelLinears, fits_kernels
+from autopipe.core.backends.transformers_linear import KernelLinears, fits_kernels, weight_bytes
 from autopipe.core.errors import ConfigError, ContextLengthError, RollbackError, UnsupportedModelError
 from autopipe.core.kernels.formats import WeightFormat
 from autopipe.core.kernels.native import default_threads
@@ -201,13 +201,12 @@ class TransformersBackend(StageBackend):
         self._model = None
 
     def cost_notes(self) -> CostNotes:
-        weight_bytes = sum(p.numel() * p.element_size() for p in self._model.parameters())  # those packed included
         kv_bytes = 0
         for layer in self._cache.layers:
             if isinstance(layer, RollbackLayer) and layer.is_initialized:
                 for buffer in (layer.keys, layer.values):
                     kv_bytes += buffer.numel() // buffer.shape[2] * buffer.element_size()
-        return CostNotes(weight_bytes, kv_bytes or None, self.choice_reason)
+        return CostNotes(weight_bytes(self._model), kv_bytes or None, self.choice_reason)
 
     # -- forwards -------------------------------------------------------------------------------------------
 

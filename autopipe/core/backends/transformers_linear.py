@@ -50,6 +50,11 @@ class KernelLinear(torch.nn.Module):
             weights=self._packed.data_ptr(),
         )
 
+    @property
+    def packed_bytes(self) -> int:
+        """Bytes of the weight as the kernels read it."""
+        return self._packed.numel() * self._packed.element_size()
+
     def forward(self, rows: torch.Tensor) -> torch.Tensor:
         """[..., in_features] -> [..., out_features], in the dtype given; sums in float32."""
         flat = rows.reshape(-1, self.in_features).float().contiguous()
@@ -138,6 +143,21 @@ def fits_kernels(model: torch.nn.Module) -> bool:
     """Whether the kernels run here, and this model's linear layers are on the CPU in bf16 or fp32."""
     matrices = [weight for module in model.modules() if (weight := _matrix(module)) is not None]
     return bool(matrices) and has_kernels() and all(weight.device.type == "cpu" for weight in matrices)
+
+
+def weight_bytes(model: torch.nn.Module) -> int:
+    """Bytes of a model's weights as they are in memory: packed, or quantised by a library, where they are."""
+    packed = {id(module.weight): module.packed_bytes for module in model.modules() if isinstance(module, KernelLinear)}
+    return sum(packed.get(id(parameter), _stored_bytes(parameter)) for parameter in model.parameters())
+
+
+def _stored_bytes(tensor: torch.Tensor) -> int:
+    """Bytes of a tensor; of a subclass that only wraps others (torchao's quantised weights), of those."""
+    flatten = getattr(tensor, "__tensor_flatten__", None)
+    if flatten is None:
+        return tensor.numel() * tensor.element_size()
+    names, _ = flatten()
+    return sum(_stored_bytes(getattr(tensor, name)) for name in names)
 
 
 def _packed_bytes(weight: torch.Tensor, weights: WeightFormat | None) -> int:

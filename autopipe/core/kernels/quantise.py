@@ -1,7 +1,7 @@
 """Weights in 8 and 4 bits, packed for the kernels: see quantised.h for the layout.
 
-int8: symmetric, groups of 64 inputs. int4: with a minimum, groups of 32, which is the scheme of GGML's Q4_1, so models
-that come from such a file keep their weights.
+Both have a scale for every 32 inputs. int8: symmetric. int4: with a minimum, which is the scheme of GGML's Q4_1, so
+models that come from such a file nearly keep their weights.
 """
 
 from __future__ import annotations

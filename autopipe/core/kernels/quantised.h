@@ -88,7 +88,7 @@ struct QuantisedRows {
         Vec largest = zero();
         for (int i = 0; i < M::kGroup; i += kLanes) largest = max(largest, max(load(x + i), sub(zero(), load(x + i))));
         const float most = max_lanes(largest);
-        const Vec inverse = splat(most > 0 ? 127.0f / most : 0.0f);
+        const Vec inverse = splat(most > 1e-30f ? 127.0f / most : 0.0f);
         Vec sum = zero();  // of whole numbers below 2^14: exact in any order
         for (int i = 0; i < M::kGroup; i += kLanes) {
             const Vec rounded = round_nearest(mul(load(x + i), inverse));

@@ -14,7 +14,6 @@ from autopipe.core.placement.hardware import (
 )
 from autopipe.core.placement.latency import Latency, Part, stage_latency
 from autopipe.core.placement.memory import MAX_SHARE, MemoryUse, gigabytes, memory_use, weight_bytes
-from autopipe.core.placement.migration import KvLedger, MovableCache
 from autopipe.core.placement.place import Candidate, Placement, StagePlacement, place
 from autopipe.core.placement.rebalance import LayerMove, rebalance
 from autopipe.core.placement.sizes import PUBLISHED, ModelSizes, sizes_from_config, sizes_of
@@ -28,13 +27,11 @@ __all__ = [
     "Device",
     "DeviceKind",
     "Hardware",
-    "KvLedger",
     "Latency",
     "LayerMove",
     "LinkSpec",
     "MemoryUse",
     "ModelSizes",
-    "MovableCache",
     "Part",
     "Placement",
     "StagePlacement",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import re
 from pathlib import Path
@@ -12,6 +13,8 @@ from pydantic import Field
 from autopipe.core.config import UserModel, load_yaml
 from autopipe.core.errors import ConfigError
 from autopipe.core.plan import Dtype
+
+_log = logging.getLogger(__name__)
 
 GIB = 1 << 30
 MAX_DEVICES = 64
@@ -151,7 +154,7 @@ def load_hardware(text: str, key: str = "--hardware") -> Hardware:
         ConfigError: neither a file, nor a known kind.
     """
     if text == "cpu":
-        return local_hardware()
+        return _on_this_machine([_local_cpu()])
     shipped = Path(__file__).parent / "data" / f"{text}.yaml"
     path = shipped if re.fullmatch(r"[\w.-]+", text) and shipped.is_file() else Path(text).expanduser()
     if path.suffix in (".yaml", ".yml") or path.is_file():
@@ -192,20 +195,25 @@ def local_hardware() -> Hardware:
 
     A CPU's bandwidth and speed are nominal figures; measure with `autopipe profile` for better ones.
     """
+    return _on_this_machine(_local_gpus() or [_local_cpu()])
+
+
+def _on_this_machine(devices: list[Device]) -> Hardware:
+    return Hardware(name="this machine", devices=tuple(devices), link=LinkSpec())
+
+
+def _local_cpu() -> Device:
     import psutil
 
-    devices = _local_gpus()
-    if not devices:
-        cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-        spec = DeviceKind(
-            memory_gib=psutil.virtual_memory().total / GIB,
-            gb_per_s=min(16.0 * cores, 100.0),
-            tflops={Dtype.BF16: 0.15 * cores},
-            context_gib=CPU_PROCESS_BYTES / GIB,
-            is_cpu=True,
-        )
-        devices = [Device(name="cpu", kind=f"CPU, {cores} cores", spec=spec)]
-    return Hardware(name="this machine", devices=tuple(devices), link=LinkSpec())
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    spec = DeviceKind(
+        memory_gib=psutil.virtual_memory().total / GIB,
+        gb_per_s=min(16.0 * cores, 100.0),
+        tflops={Dtype.BF16: 0.15 * cores},
+        context_gib=CPU_PROCESS_BYTES / GIB,
+        is_cpu=True,
+    )
+    return Device(name="cpu", kind=f"CPU, {cores} cores", spec=spec)
 
 
 CPU_PROCESS_BYTES = 290_000_000
@@ -222,6 +230,8 @@ def _local_gpus() -> list[Device]:
         properties = torch.cuda.get_device_properties(index)
         memory_gib = properties.total_memory / GIB
         known = [name for name in KINDS if name.split("-")[-1 if name.startswith("RTX") else 0] in properties.name]
+        if not known:
+            _log.warning("%s is not in the table of devices: its speed is taken for an A100's", properties.name)
         kind = min(known, key=lambda name: abs(KINDS[name].memory_gib - memory_gib), default="A100-40GB")
         devices.append(
             Device(

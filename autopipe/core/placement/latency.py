@@ -29,7 +29,7 @@ _UNPACK_SHARE = 0.35
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """Consecutive layers of a stage on one device. The first part has the embedding, the last one the head."""
+    """Consecutive layers of a stage on one device. The first part has the embedding; for the head see `head_index`."""
 
     device: Device
     num_layers: int
@@ -65,12 +65,19 @@ def stage_latency(
         return Latency({n: ms / 1e3 for n, ms in curve.ms.items()}, False, curve.source, curve.interpolate)
     # What the fused backend cannot do (several devices, quantised weights on a GPU) runs without graphs.
     graphs = backend is not BackendName.TRANSFORMERS and len(parts) == 1 and dtype not in (Dtype.INT8, Dtype.INT4)
+    head = parts[head_index(sizes, len(parts))]
+    hops = len(parts) - 1 + (head is not parts[-1])
     seconds = {
-        rows: sum(part_seconds(sizes, dtype, part, rows, context, graphs, part is parts[-1]) for part in parts)
-        + (len(parts) - 1) * hop_seconds(hardware.link, sizes, rows)
+        rows: sum(part_seconds(sizes, dtype, part, rows, context, graphs, part is head) for part in parts)
+        + hops * hop_seconds(hardware.link, sizes, rows)
         for rows in ROWS
     }
     return Latency(seconds, True, "estimated from memory bandwidth and arithmetic")
+
+
+def head_index(sizes: ModelSizes, num_parts: int) -> int:
+    """The part that has the output head: the last one, or the embedding's where both are one matrix."""
+    return 0 if sizes.tied else num_parts - 1
 
 
 def find_curve(curves: Sequence[Curve], model: str, dtype: Dtype) -> Curve | None:

@@ -116,9 +116,7 @@ def memory_use(
     if has_head:
         weights += head
     if has_embedding:
-        shared = sizes.tied and not has_head  # the head is on another device, which has a copy of its own
-        own = matrix_bytes(sizes.embedding_parameters, _unquantised(dtype), on_cpu=on_cpu)
-        weights += own if shared else embedding_bytes(sizes, dtype, on_cpu=on_cpu)
+        weights += embedding_bytes(sizes, dtype, on_cpu=on_cpu)
     if on_cpu:
         rows = _CPU_ROWS
         context += -context % _CPU_PAGE_TOKENS

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 
 from autopipe.core.errors import PlacementError
 from autopipe.core.placement.hardware import Device, Hardware
-from autopipe.core.placement.latency import Latency, Part, part_seconds, stage_latency
+from autopipe.core.placement.latency import Latency, Part, head_index, part_seconds, stage_latency
 from autopipe.core.placement.memory import (
     MAX_SHARE,
     MemoryUse,
@@ -48,9 +48,8 @@ class StagePlacement:
     def memory(self, context: int) -> dict[str, MemoryUse]:
         """Bytes by name of device."""
         return {
-            part.device.name: _part_memory(self.candidate, part, context, is_first=index == 0, is_last=index + 1 == n)
+            part.device.name: _part_memory(self.candidate, part, context, index, len(self.parts))
             for index, part in enumerate(self.parts)
-            for n in (len(self.parts),)
         }
 
     def layers(self) -> list[Device]:
@@ -60,9 +59,10 @@ class StagePlacement:
     def shares(self, context: int) -> dict[str, float]:
         """The share of a step's time that is spent on each device."""
         c = self.candidate
+        head = self.parts[head_index(c.sizes, len(self.parts))]
         seconds: dict[str, float] = {}
         for part in self.parts:
-            took = part_seconds(c.sizes, c.dtype, part, 1, context, len(self.parts) == 1, part is self.parts[-1])
+            took = part_seconds(c.sizes, c.dtype, part, 1, context, len(self.parts) == 1, part is head)
             seconds[part.device.name] = seconds.get(part.device.name, 0.0) + took
         whole = sum(seconds.values())
         return {name: value / whole for name, value in seconds.items()}
@@ -172,9 +172,7 @@ def _split(so_far: Placement, candidate: Candidate, devices: Sequence[Device]) -
         return (Part(devices[0], n),)
     room = []
     for index, device in enumerate(devices):
-        bare = _part_memory(
-            candidate, Part(device, 0), so_far.context, is_first=index == 0, is_last=index + 1 == len(devices)
-        )
+        bare = _part_memory(candidate, Part(device, 0), so_far.context, index, len(devices))
         room.append(max(0, so_far.free(device) - bare.total))
     whole = sum(room) or 1
     ends = [round(n * sum(room[: index + 1]) / whole) for index in range(len(devices))]
@@ -183,15 +181,16 @@ def _split(so_far: Placement, candidate: Candidate, devices: Sequence[Device]) -
     return tuple(Part(device, count) for device, count in zip(devices, counts, strict=True) if count > 0)
 
 
-def _part_memory(candidate: Candidate, part: Part, context: int, *, is_first: bool, is_last: bool) -> MemoryUse:
+def _part_memory(candidate: Candidate, part: Part, context: int, index: int, count: int) -> MemoryUse:
+    """Bytes of part `index` of `count`."""
     return memory_use(
         candidate.sizes,
         candidate.dtype,
         part.device,
         context=context,
         layers=part.num_layers,
-        has_embedding=is_first,
-        has_head=is_last,
+        has_embedding=index == 0,
+        has_head=index == head_index(candidate.sizes, count),
     )
 
 

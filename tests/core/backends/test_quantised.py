@@ -11,6 +11,7 @@ from autopipe.core.backends.conformance import check_backend
 from autopipe.core.backends.fused import FusedBackend
 from autopipe.core.backends.load import check_stage, load_backend
 from autopipe.core.backends.quantised import library_for, reason_missing
+from autopipe.core.backends.transformers_linear import weight_bytes
 from autopipe.core.engine import Engine
 from autopipe.core.errors import ConfigError, UnsupportedModelError
 from autopipe.core.kernels.formats import WeightFormat
@@ -77,12 +78,23 @@ def test_quantised_weights_are_never_chosen_by_auto(folder):
     assert check_stage(StagePlan.parse({"model": folder})).dtype == "torch.bfloat16"
 
 
-def test_fewer_bits_take_less_memory(folder):
+@pytest.mark.parametrize(("backend", "share"), [("fused", 0.6), ("transformers", 0.8)])
+def test_fewer_bits_take_less_memory(folder, backend, share):
+    """transformers counts the embedding too, which keeps its 16 bits."""
     sizes = {}
     for dtype in ("bf16", "int8", "int4"):
-        backend = load_backend(StagePlan.parse({"model": folder, "dtype": dtype}), threads=1)
-        sizes[dtype] = backend.cost_notes().weight_bytes
-    assert sizes["int4"] < sizes["int8"] < 0.6 * sizes["bf16"]
+        loaded = load_backend(StagePlan.parse({"model": folder, "backend": backend, "dtype": dtype}), threads=1)
+        sizes[dtype] = loaded.cost_notes().weight_bytes
+    assert sizes["int4"] < sizes["int8"] < share * sizes["bf16"]
+
+
+def test_weights_that_a_library_wraps_count_as_what_is_stored():
+    from torch.testing._internal.two_tensor import TwoTensor
+
+    layer = torch.nn.Linear(8, 4, bias=False)
+    wrapped = TwoTensor(torch.zeros(4, 8), torch.zeros(4, 8))  # a weight of two tensors, as torchao's are
+    layer.weight = torch.nn.Parameter(wrapped, requires_grad=False)
+    assert weight_bytes(layer) == 2 * 4 * 8 * 4
 
 
 def test_weights_are_quantised_beside_bf16_only():

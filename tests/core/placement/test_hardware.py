@@ -3,7 +3,7 @@
 import pytest
 
 from autopipe.core.errors import ConfigError
-from autopipe.core.placement import load_hardware, parse_hardware
+from autopipe.core.placement import load_hardware, local_hardware, parse_hardware
 
 
 def test_a_count_and_a_kind_make_numbered_devices():
@@ -58,4 +58,11 @@ def test_the_papers_system_ships():
 
 
 def test_this_machine_has_a_device():
-    assert load_hardware("cpu").devices[0].memory_bytes > 0
+    assert local_hardware().devices[0].memory_bytes > 0
+
+
+def test_cpu_means_the_cpu_on_a_machine_with_gpus_too(monkeypatch):
+    gpus = list(load_hardware("2xH100").devices)
+    monkeypatch.setattr("autopipe.core.placement.hardware._local_gpus", lambda: gpus)
+    assert local_hardware().devices == tuple(gpus)
+    assert [device.name for device in load_hardware("cpu").devices] == ["cpu"]

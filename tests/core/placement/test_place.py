@@ -3,7 +3,7 @@
 import pytest
 
 from autopipe.core.errors import PlacementError
-from autopipe.core.placement import Candidate, load_hardware, parse_hardware, place, sizes_of
+from autopipe.core.placement import Candidate, load_hardware, parse_hardware, place, sizes_of, weight_bytes
 from autopipe.core.plan import Dtype
 
 SMALL = Candidate("1B", sizes_of("llama-3.2-1b"))
@@ -70,3 +70,13 @@ def test_a_longer_context_needs_more_devices():
     short = place(load_hardware("4xA100-40GB"), [LARGE], context=2048)
     long = place(load_hardware("4xA100-40GB"), [LARGE], context=131_072)
     assert len(long.stages[0].parts) > len(short.stages[0].parts)
+
+
+def test_the_head_of_a_tied_model_counts_where_its_embedding_is():
+    tied = Candidate("3B", sizes_of("llama-3.2-3b"), Dtype.FP32)
+    (stage,) = place(load_hardware("4xT4"), [tied]).stages
+    uses = list(stage.memory(4096).values())
+    assert len(uses) > 1
+    assert sum(use.weights for use in uses) == weight_bytes(tied.sizes, Dtype.FP32, on_cpu=False)
+    per_layer = [use.weights / part.num_layers for use, part in zip(uses, stage.parts, strict=True)]
+    assert per_layer[0] > per_layer[-1]

@@ -1,0 +1,29 @@
+#!/usr/bin/env bash
+# Makes the neural drafter that ships for smollm2-135m. Hours on two cores; stop it at any moment and call it again.
+#
+#   scripts/make_neural_drafter.sh [WORK_FOLDER]            answers, training
+#   scripts/make_neural_drafter.sh [WORK_FOLDER] --install  put what is trained so far into the package
+#
+# TOKENS (of training, repeats counted) and ANSWERS (tokens of answers) come from the environment.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+work=${1:-out/drafter}
+tokens=${TOKENS:-3000000}
+answers=${ANSWERS:-400000}
+autopipe=.venv/bin/autopipe
+[ -x "$autopipe" ] || autopipe=autopipe
+shipped=autopipe/drafters/smollm2-135m.neural
+
+if [ "${2:-}" != --install ]; then
+    "$autopipe" drafts answers --out "$work/answers" --tokens "$answers"
+    "$autopipe" drafts distill --answers "$work/answers" --out "$work/training" \
+        --layers 0-3 --rank 64 --head 6144 --batch-tokens 2048 --learning-rate 0.03 --head-learning-rate 0.001 \
+        --max-length 512 --tokens "$tokens"
+fi
+mkdir -p "$shipped"
+cp "$work"/training/drafter/* "$work"/training/curve.csv "$work"/training/curve.png "$shipped"/
+cat > "$shipped/NOTICE" <<'NOTE'
+This drafter was trained by scripts/make_neural_drafter.sh on answers of SmolLM2-135M-Instruct, and starts from that
+model's weights (Apache License 2.0, Copyright Hugging Face). It is distributed under the same license.
+NOTE
+du -sh "$shipped"
