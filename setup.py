@@ -18,9 +18,17 @@ setup(
             depends=sorted(glob(f"{KERNELS}/*.h")),
             # No contraction: a*b+c is one rounding only where the source says so, in every build.
             # No -march: the instruction sets are chosen per file, and at run time by the CPU found.
-            extra_compile_args=["-std=c++17", "-O3", "-ffp-contract=off", "-fno-math-errno", "-pthread",
-                                "-fvisibility=hidden", "-Wall",
-                                "-Wno-maybe-uninitialized", "-g0"],
+            extra_compile_args=[
+                "-std=c++17",
+                "-O3",
+                "-ffp-contract=off",
+                "-fno-math-errno",
+                "-pthread",
+                "-fvisibility=hidden",
+                "-Wall",
+                "-Wno-maybe-uninitialized",
+                "-g0",
+            ],
             extra_link_args=["-pthread"],
             language="c++",
             optional=True,

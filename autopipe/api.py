@@ -106,7 +106,7 @@ class AutoPipe:
         telemetry: bool | Sampler = True,
         policy: str | Path | Policy | None = None,
     ) -> AutoPipe:
-        """From a plan, or the YAML file that holds it; `policy` as for `set_policy`, the rest as for the constructor."""
+        """From a plan, or the YAML file that holds it; `policy` as for `set_policy`, others as for the constructor."""
         loaded = plan if isinstance(plan, Plan) else Plan.load(plan)
         made = cls(loaded, progress=progress, check=check, telemetry=telemetry)
         try:
@@ -170,7 +170,7 @@ class AutoPipe:
         self.engine.apply(plan)
 
     def set_policy(self, policy: str | Path | Policy | None) -> None:
-        """Have a policy choose among plans of this plan's drafters from now on, while requests run; output stays the same.
+        """Have a policy choose among plans of this plan's drafters from now on; the output stays the same.
 
         Args:
             policy: `rules`, `bandit`, `planner`, `rl`, the folder of a trained policy, or a `Policy`; None: the plan in

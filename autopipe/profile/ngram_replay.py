@@ -15,9 +15,7 @@ MAX_OFFER = 32
 _TIMED_WINDOW = 7
 
 
-def replay(
-    options: NgramOptions, prompts: Sequence[PromptRecord], *, table: NgramTable | None = None
-) -> NgramReplay:
+def replay(options: NgramOptions, prompts: Sequence[PromptRecord], *, table: NgramTable | None = None) -> NgramReplay:
     """Run the drafter over prompts and outputs in their order, as the engine's stage would.
 
     The drafter learns from every token of the text, drafted or not, so what it offers at a position is the same

@@ -61,8 +61,10 @@ def reason_unfit(config: Any, max_length: int | None = None) -> str | None:
         return f"model type {kind!r} is not one of {', '.join(MODEL_TYPES)}"
     quantisation = getattr(config, "quantization_config", None)
     if quantisation is not None:
-        method = quantisation.get("quant_method") if isinstance(quantisation, dict) else getattr(
-            quantisation, "quant_method", "unknown"
+        method = (
+            quantisation.get("quant_method")
+            if isinstance(quantisation, dict)
+            else getattr(quantisation, "quant_method", "unknown")
         )
         # A GGUF file's numbers are dequantised when transformers loads it; only the note stays in the config.
         if str(getattr(method, "value", method)) != "gguf":

@@ -140,9 +140,7 @@ class TorchDecoder:
     def _product(self, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
         return F.linear(x.to(self.dtype), weight).float()
 
-    def _rotate(
-        self, x: torch.Tensor, norm: torch.Tensor | None, cos: torch.Tensor, sin: torch.Tensor
-    ) -> torch.Tensor:
+    def _rotate(self, x: torch.Tensor, norm: torch.Tensor | None, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
         if norm is not None:
             x = _rms_norm(x, norm, self.shape.norm_epsilon)
         a, b = x.chunk(2, -1)
