@@ -56,8 +56,8 @@ _install() {
     say "  $requirement"
     _pip "$requirement" || die "could not install $requirement; see pip's message above"
     _pip setuptools wheel || die "could not install setuptools"
-    say "  autopipe-llm[dev,sim,rl,plot,tune], editable, with its C++ kernels"
-    _pip --no-build-isolation --editable "$ROOT[dev,sim,rl,plot,tune]" || die "could not install AutoPipe; see pip's message above"
+    say "  autopipe-llm[all], editable, with its C++ kernels"
+    _pip --no-build-isolation --editable "$ROOT[all]" || die "could not install AutoPipe; see pip's message above"
     local reason
     reason="$("$PYTHON" -c 'from autopipe.core import kernels; print(kernels.reason_missing())' 2>/dev/null)" || true
     [ -z "$reason" ] || say "  note: the fast CPU kernels do not load, torch takes over: $reason"

@@ -7,29 +7,20 @@ a command into its mailbox and wait on a handle.
 
 from __future__ import annotations
 
-import contextlib
-import itertools
-import threading
-import weakref
+import functools
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future
-from pathlib import Path
 
 from autopipe.core.chain import neural_names, stage_keys
 from autopipe.core.channel import Message
 from autopipe.core.conductor import Conductor
-from autopipe.core.errors import AutoPipeError, EngineClosedError
-from autopipe.core.mailbox import Mailbox
+from autopipe.core.engine_base import EngineBase
 from autopipe.core.plan import Plan
-from autopipe.core.request import RequestHandle, RowProcessor, check_request
+from autopipe.core.request import RequestHandle, RowProcessor
 from autopipe.core.sampling import SamplingParams
 from autopipe.core.stats import NGRAM, StageReport, StageStats, progress_stats, report_stages
 
-_CLOSE_S = 10.0
-"""How long `close` waits for the engine's thread."""
 
-
-class Engine:
+class Engine(EngineBase[Conductor]):
     """A pipeline of stages in processes of their own.
 
     Args:
@@ -44,36 +35,9 @@ class Engine:
     def __init__(
         self, plan: Plan, *, preflight: Callable[[], None] = lambda: None, load_timeout_s: float = 600.0
     ) -> None:
-        self._load_timeout_s = load_timeout_s
-        self._numbers = itertools.count(1)
-        self._conductor = Conductor(plan)
-        self._mailbox = self._conductor.mailbox
-        self._thread = threading.Thread(target=self._conductor.run, name="autopipe-engine", daemon=True)
-        self._thread.start()
-        # The thread does not hold the engine, so an abandoned engine is collected, and this closes it then or at exit.
-        self._finalizer = weakref.finalize(self, _close, self._mailbox, self._thread)
-        try:
-            self._mailbox.post(lambda: self._conductor.fleet.spawn(plan))
-            preflight()
-            self.apply(plan)
-        except BaseException:
-            self.close()
-            raise
-
-    @property
-    def plan(self) -> Plan:
-        """The plan in force."""
-        return self._conductor.plan
-
-    @property
-    def fallbacks(self) -> list[str]:
-        """What has not gone as planned so far, in words."""
-        return list(self._conductor.fallbacks)
-
-    @property
-    def num_tokens(self) -> int:
-        """Output tokens of all requests so far."""
-        return self._conductor.num_tokens
+        conductor = Conductor(plan)
+        start = functools.partial(conductor.fleet.spawn, plan)
+        super().__init__(conductor, start=start, preflight=preflight, load_timeout_s=load_timeout_s)
 
     @property
     def num_waiting(self) -> int:
@@ -158,61 +122,4 @@ class Engine:
         Raises:
             AutoPipeError: a stage of the new plan cannot be loaded; the old plan stays in force.
         """
-        self._mailbox.check_open()
-        if threading.current_thread() is self._thread:
-            raise AutoPipeError("apply cannot be called from a logits processor: it would wait for itself")
-        done: Future[None] = Future()
-        self._mailbox.post(lambda: self._conductor.start_plan(plan, done))
-        seconds = timeout_s if timeout_s is not None else self._load_timeout_s
-        try:
-            done.result(seconds)
-        except TimeoutError:
-            self._mailbox.post(lambda: self._conductor.withdraw_plan(done))
-            raise AutoPipeError(f"the plan is not in force after {seconds:g} s: its models are loading") from None
-
-    def save_ngrams(self, path: str | Path, timeout_s: float = 30.0) -> int:
-        """Write what the n-gram drafter learned online (`ngram.online`) as a table for `ngram.table`.
-
-        Returns:
-            The number of contexts written.
-
-        Raises:
-            AutoPipeError: the plan in force does not learn online, the file cannot be written, or no answer came.
-        """
-        done: Future[int] = Future()
-        target = str(Path(path).absolute())
-        self._mailbox.post(lambda: self._conductor.save_ngrams(target, done))
-        try:
-            return done.result(timeout_s)
-        except TimeoutError:
-            raise AutoPipeError(f"the stage that learns online has not answered for {timeout_s:g} s") from None
-
-    def close(self) -> None:
-        """End all workers and fail what waits. May be called more than once."""
-        self._finalizer()
-
-    def __enter__(self) -> Engine:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
-    def check_request(self, prompt: Sequence[int], params: SamplingParams) -> list[int]:
-        """Check a request as `submit` does; return the prompt as a list of ints.
-
-        Raises:
-            ConfigError, ContextLengthError: as `submit`.
-        """
-        return check_request(prompt, params, self._conductor.target_facts)
-
-    def _cancel(self, handle: RequestHandle) -> None:
-        with contextlib.suppress(EngineClosedError):
-            self._mailbox.post(lambda: self._conductor.cancel(handle))
-
-
-def _close(mailbox: Mailbox, thread: threading.Thread) -> None:
-    if mailbox.forked:
-        return  # the workers are the original's
-    mailbox.close()
-    if threading.current_thread() is not thread:
-        thread.join(_CLOSE_S)
+        self._apply(plan, self._load_timeout_s if timeout_s is None else timeout_s)

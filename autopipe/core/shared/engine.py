@@ -6,30 +6,23 @@ text. One thread (`conductor.py`) passes requests to the worker and tokens back;
 
 from __future__ import annotations
 
-import contextlib
-import itertools
+import functools
 import threading
-import weakref
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import Future
 from dataclasses import dataclass, field
-from pathlib import Path
 
 from autopipe.core.chain import neural_names, stage_keys
 from autopipe.core.channel import Message
-from autopipe.core.errors import AutoPipeError, ConfigError, EngineClosedError, QueueFullError
-from autopipe.core.mailbox import Mailbox
+from autopipe.core.engine_base import EngineBase
+from autopipe.core.errors import ConfigError, QueueFullError
 from autopipe.core.plan import Plan
-from autopipe.core.request import RequestHandle, RowProcessor, check_request
+from autopipe.core.request import RequestHandle, RowProcessor
 from autopipe.core.sampling import SamplingParams
 from autopipe.core.shared.conductor import SharedConductor
 from autopipe.core.shared.ledger import OpenRequest
 from autopipe.core.shared.loading import require_shareable
 from autopipe.core.shared.options import SharingOptions
 from autopipe.core.stats import StageReport
-
-_CLOSE_S = 10.0
-"""How long `close` waits for the engine's thread."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +39,7 @@ class SharedLoad:
     progress: Mapping[int, list[StageReport]] = field(default_factory=dict)
 
 
-class SharedEngine:
+class SharedEngine(EngineBase[SharedConductor]):
     """One target, many requests at a time.
 
     Args:
@@ -73,37 +66,10 @@ class SharedEngine:
     ) -> None:
         require_shareable(plan)
         self.options = options or SharingOptions()
-        self._load_timeout_s = load_timeout_s
-        self._numbers = itertools.count(1)
         self._gate = threading.Lock()
-        self._conductor = SharedConductor(plan, self.options, load_timeout_s)
-        self._mailbox = self._conductor.mailbox
-        self._thread = threading.Thread(target=self._conductor.run, name="autopipe-shared-engine", daemon=True)
-        self._thread.start()
-        # The thread does not hold the engine, so an abandoned engine is collected, and this closes it then or at exit.
-        self._finalizer = weakref.finalize(self, _close, self._mailbox, self._thread)
-        try:
-            self._mailbox.post(lambda: self._conductor.keeper.spawn(plan))
-            preflight()
-            self._apply(plan, load_timeout_s)
-        except BaseException:
-            self.close()
-            raise
-
-    @property
-    def plan(self) -> Plan:
-        """The plan in force."""
-        return self._conductor.plan
-
-    @property
-    def fallbacks(self) -> list[str]:
-        """What has not gone as planned so far, in words."""
-        return list(self._conductor.fallbacks)
-
-    @property
-    def num_tokens(self) -> int:
-        """Output tokens of all requests so far."""
-        return self._conductor.num_tokens
+        conductor = SharedConductor(plan, self.options, load_timeout_s)
+        start = functools.partial(conductor.keeper.spawn, plan)
+        super().__init__(conductor, start=start, preflight=preflight, load_timeout_s=load_timeout_s)
 
     @property
     def num_running(self) -> int:
@@ -155,14 +121,6 @@ class SharedEngine:
 
     def keep_loaded(self, plans: Sequence[Plan]) -> None:
         """Nothing to do: plans that can be shared differ in no loaded model."""
-
-    def check_request(self, prompt: Sequence[int], params: SamplingParams) -> list[int]:
-        """Check a request as `submit` does; return the prompt as a list of ints.
-
-        Raises:
-            ConfigError, ContextLengthError: as `submit`.
-        """
-        return check_request(prompt, params, self._conductor.target_facts)
 
     def submit(
         self,
@@ -225,54 +183,3 @@ class SharedEngine:
         if stage_keys(plan)[-1] != stage_keys(self.plan)[-1]:
             raise ConfigError("chain", plan.target.model, f"plans with this target: {self.plan.target.model}")
         self._apply(plan, self._load_timeout_s if timeout_s is None else timeout_s)
-
-    def _apply(self, plan: Plan, timeout_s: float) -> None:
-        self._mailbox.check_open()
-        if threading.current_thread() is self._thread:
-            raise AutoPipeError("apply cannot be called from a logits processor: it would wait for itself")
-        done: Future[None] = Future()
-        self._mailbox.post(lambda: self._conductor.start_plan(plan, done))
-        try:
-            done.result(timeout_s)
-        except TimeoutError:
-            self._mailbox.post(lambda: self._conductor.withdraw_plan(done))
-            raise AutoPipeError(f"the plan is not in force after {timeout_s:g} s: its target is loading") from None
-
-    def save_ngrams(self, path: str | Path, timeout_s: float = 30.0) -> int:
-        """Write what the n-gram drafter learned online (`ngram.online`) as a table for `ngram.table`.
-
-        Returns:
-            The number of contexts written.
-
-        Raises:
-            AutoPipeError: the plan in force does not learn online, the file cannot be written, or no answer came.
-        """
-        done: Future[int] = Future()
-        target = str(Path(path).absolute())
-        self._mailbox.post(lambda: self._conductor.save_ngrams(target, done))
-        try:
-            return done.result(timeout_s)
-        except TimeoutError:
-            raise AutoPipeError(f"the target's process has not answered for {timeout_s:g} s") from None
-
-    def close(self) -> None:
-        """End the worker and fail what is not finished. May be called more than once."""
-        self._finalizer()
-
-    def __enter__(self) -> SharedEngine:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
-    def _cancel(self, handle: RequestHandle) -> None:
-        with contextlib.suppress(EngineClosedError):
-            self._mailbox.post(lambda: self._conductor.cancel(handle))
-
-
-def _close(mailbox: Mailbox, thread: threading.Thread) -> None:
-    if mailbox.forked:
-        return  # the worker is the original's
-    mailbox.close()
-    if threading.current_thread() is not thread:
-        thread.join(_CLOSE_S)
