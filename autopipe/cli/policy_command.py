@@ -57,7 +57,8 @@ def train(
         int, typer.Option("--imitation-steps", metavar="N", help="Control intervals of imitation first; 0: none.")
     ] = 120_000,
     scenarios: Annotated[
-        str, typer.Option("--scenarios", metavar="NAMES", help="Shipped names or files, separated by commas.")
+        str,
+        typer.Option("--scenarios", "--scenario", metavar="NAMES", help="Shipped names or files, separated by commas."),
     ] = "shipped",
     random_share: Annotated[
         float, typer.Option("--random-share", metavar="SHARE", help="Share of episodes on machines drawn at random.")
@@ -119,7 +120,12 @@ def evaluate(
     ] = "rules,bandit,planner,rl",
     scenarios: Annotated[
         str,
-        typer.Option("--scenarios", metavar="NAMES", help="`heldout`, `shipped`, names or files, separated by commas."),
+        typer.Option(
+            "--scenarios",
+            "--scenario",
+            metavar="NAMES",
+            help="`heldout`, `shipped`, names or files, separated by commas.",
+        ),
     ] = "heldout",
     seeds: Annotated[int, typer.Option("--seeds", metavar="N", help="Episodes of every policy and scenario.")] = 20,
     jobs: Annotated[int, typer.Option("--jobs", metavar="N", help="Processes side by side.")] = 1,

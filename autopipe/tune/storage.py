@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
+import logging
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -71,9 +74,10 @@ def _open_database(url: str, optuna: Any) -> BaseStorage:
     options: dict[str, Any] = {"connect_args": {"timeout": _BUSY_S}} if is_sqlite else {}
     for attempt in range(_ATTEMPTS):
         try:
-            storage: BaseStorage = optuna.storages.RDBStorage(
-                url, engine_kwargs=options, heartbeat_interval=HEARTBEAT_S, grace_period=GRACE_S
-            )
+            with _loggers_kept():
+                storage: BaseStorage = optuna.storages.RDBStorage(
+                    url, engine_kwargs=options, heartbeat_interval=HEARTBEAT_S, grace_period=GRACE_S
+                )
             break
         except (sqlalchemy.exc.SQLAlchemyError, ImportError, RuntimeError, ValueError) as error:
             made_by_another = isinstance(error, (sqlalchemy.exc.OperationalError, sqlalchemy.exc.IntegrityError))
@@ -84,6 +88,25 @@ def _open_database(url: str, optuna: Any) -> BaseStorage:
     if is_sqlite:
         _serialize(storage.engine)  # type: ignore[attr-defined]
     return storage
+
+
+@contextlib.contextmanager
+def _loggers_kept() -> Iterator[None]:
+    """Undo what Optuna's migrations do to the loggers of this process: they switch off all that exist by then."""
+    before = {
+        logger: logger.disabled
+        for logger in list(logging.Logger.manager.loggerDict.values())
+        if isinstance(logger, logging.Logger)
+    }
+    root = logging.getLogger()
+    handlers, level = list(root.handlers), root.level
+    try:
+        yield
+    finally:
+        for logger, disabled in before.items():
+            logger.disabled = disabled
+        root.handlers[:] = handlers
+        root.setLevel(level)
 
 
 def _serialize(engine: Any) -> None:

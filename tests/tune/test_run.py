@@ -18,7 +18,6 @@ import pytest
 import autopipe
 from autopipe.core.errors import ConfigError
 from autopipe.core.plan import Mode, Plan, StagePlan
-from autopipe.profile import Profile
 from autopipe.tune import TuneResult
 from autopipe.tune.plan_file import plan_text
 from autopipe.tune.search import open_study
@@ -106,13 +105,14 @@ def test_a_profile_that_was_measured_is_not_measured_again(tuned: TuneResult, me
     assert tuned.profile == measured.profile
 
 
-def test_where_nothing_helps_it_is_plain_decoding(measured: Measured, monkeypatch: pytest.MonkeyPatch) -> None:
-    data = measured.profile.model_dump()
-    points = [point for stage in data["stages"] for curves in stage["curves"] for point in curves["verify"]]
-    for point in points:
-        point["seconds"] = 0.01 if point["tokens"] == 1 else 0.2
-    monkeypatch.setattr("autopipe.tune.run.cached_profile", lambda *_, **__: Profile.parse(data))
-    result = autopipe.tune(measured.plan, workload=str(measured.folder / "mine.jsonl"), check_live=False, **QUICK)
+def test_where_nothing_helps_it_is_plain_decoding(measured: Measured) -> None:
+    dear = {"model": "emulated", "name": "big", "emulated": {"ms": {1: 3, 2: 60}}}  # a single draft costs 19 steps
+    result = autopipe.tune(
+        Plan.parse({"chain": [EMULATED["chain"][0], dear]}),
+        workload=str(measured.folder / "mine.jsonl"),
+        check_live=False,
+        **QUICK,
+    )
 
     assert not result.helps
     assert result.plan.mode is Mode.PLAIN

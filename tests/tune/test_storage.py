@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import logging
 import sqlite3
 from pathlib import Path
 
@@ -41,3 +42,13 @@ def test_sqlite_transactions_begin_with_the_write_lock(tmp_path: Path) -> None:
         with pytest.raises(sqlite3.OperationalError, match="locked"):
             other.execute("begin immediate")
         other.close()
+
+
+def test_opening_a_database_leaves_the_loggers_of_this_process_alone(tmp_path: Path) -> None:
+    mine, root = logging.getLogger("autopipe.somewhere"), logging.getLogger()
+    handlers, level = list(root.handlers), root.level
+
+    open_storage(f"sqlite:///{tmp_path}/s.db")
+
+    assert not mine.disabled
+    assert (root.handlers, root.level) == (handlers, level)
