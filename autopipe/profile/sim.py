@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import logging
 import statistics
@@ -161,8 +162,14 @@ def _check_target(profile: Profile, plan: Plan) -> None:
 def _curves(found: StageProfile, threads: int) -> Curves:
     nearest = min(found.curves, key=lambda curves: abs(curves.threads - threads))
     if nearest.threads != threads:
-        _log.warning("%s was not profiled on %d threads; those of %d count", found.name, threads, nearest.threads)
+        _warn_of_threads(found.name, threads, nearest.threads)
     return nearest
+
+
+@functools.lru_cache
+def _warn_of_threads(name: str, threads: int, nearest: int) -> None:
+    """Once for each case: a search asks for the same ones thousands of times."""
+    _log.warning("%s was not profiled on %d threads; those of %d count", name, threads, nearest)
 
 
 def _verify_curve(points: Sequence[LatencyPoint], context: float) -> LatencyCurve:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -66,7 +65,6 @@ class Predictor:
     """
 
     def __init__(self, profile: Profile, power: PowerModel | None = None) -> None:
-        logging.getLogger("autopipe.profile.sim").setLevel(logging.ERROR)  # threads of the space were all measured
         self.profile = profile
         self._power = power
         self._requests = sim_requests(profile)

@@ -342,11 +342,14 @@ def test_progress_of_the_request_under_way_grows_and_ends_with_it(engine: Engine
         progress = engine.progress()
         if progress is not None and [report.name for report in progress[1]] == ["small", "middle", "target"]:
             seen.append(progress)
-        if len(seen) > 1 and seen[-1][1][0].proposed > seen[0][1][0].proposed:
+        if len(seen) > 1 and all(
+            (seen[-1][1][0].proposed > seen[0][1][0].proposed, seen[-1][1][-1].forwards > seen[0][1][-1].forwards)
+        ):
             break
     first, last = seen[0], seen[-1]
     assert first[0] == last[0] == handle.id
     assert last[1][-1].forwards > first[1][-1].forwards
+    assert last[1][0].proposed > first[1][0].proposed
     handle.cancel()
     handle.outcome()
     assert engine.progress() is None
