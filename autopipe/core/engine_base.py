@@ -89,6 +89,11 @@ class EngineBase(Generic[Conductor]):
         """Output tokens of all requests so far."""
         return self._conductor.num_tokens
 
+    @property
+    def closed(self) -> bool:
+        """Whether it takes no requests any more."""
+        return self._mailbox.closed
+
     def check_request(self, prompt: Sequence[int], params: SamplingParams) -> list[int]:
         """Check a request as `submit` does; return the prompt as a list of ints.
 

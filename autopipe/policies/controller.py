@@ -152,7 +152,7 @@ class RuntimeController:
     def _run(self) -> None:
         try:
             self._begin()
-            while not self._stop.wait(self._nap_s()):
+            while not self._stop.wait(self._nap_s()) and not self._engine.closed:
                 self._turn()
         except EngineClosedError:
             _log.debug("the engine was closed; the controller ends")
