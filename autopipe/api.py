@@ -39,7 +39,7 @@ def _arguments_of(
 
     def decorate(method: Callable[..., _Returned]) -> Callable[Concatenate[AutoPipe, _Arguments], _Returned]:
         returned = inspect.signature(method).return_annotation
-        method.__signature__ = inspect.signature(other).replace(return_annotation=returned)  # type: ignore[attr-defined]
+        method.__signature__ = inspect.signature(other).replace(return_annotation=returned)  # type: ignore[attr-defined]  # read by inspect
         return method
 
     return decorate

@@ -95,7 +95,7 @@ def live_plans(drafter: str) -> dict[str, Plan]:
 
 
 def check_live(options: argparse.Namespace) -> list[dict[str, Any]]:
-    from autopipe.cli.profile_command import encode, read_prompts
+    from autopipe.bench.workload import encode_workload, read_workload
     from autopipe.core.preflight import check_plan
     from autopipe.envs.simulator import simulate
     from autopipe.profile import Profile, profile_plan, sim_chain, sim_requests
@@ -110,7 +110,7 @@ def check_live(options: argparse.Namespace) -> list[dict[str, Any]]:
         sets = options.prompts
         profile = profile_plan(
             whole,
-            encode(read_prompts(sets), whole),
+            encode_workload(read_workload(sets, "--prompts"), whole),
             options.out,
             prompt_sets=sets,
             eos_token_ids=eos,

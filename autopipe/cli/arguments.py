@@ -1,4 +1,4 @@
-"""Options that `run` and `bench` share: each is declared, and explained, once."""
+"""Options that several commands share: each is declared, and explained, once."""
 
 from __future__ import annotations
 
@@ -204,4 +204,16 @@ Telemetry = Annotated[
         "--telemetry/--no-telemetry",
         help="Sample devices in the background: energy per token and device figures in --json, `autopipe top`.",
     ),
+]
+ProfilePrompts = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--prompts",
+        metavar="SET",
+        help="`humaneval[:N]`, `chat[:N]`, `summarize[:N]`, or a file of JSON lines; repeat for several kinds. "
+        "Default: humaneval:8 and chat:8.",
+    ),
+]
+LongestOutput = Annotated[
+    int, typer.Option("--max-new-tokens", metavar="N", help="Longest output of the target per prompt.")
 ]

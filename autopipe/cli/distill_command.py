@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -82,9 +81,11 @@ def distill(
     with orderly_exit():
         import torch
 
+        from autopipe.cli.run_command import say
         from autopipe.core.errors import ConfigError
         from autopipe.core.models import DEFAULT_MODEL
-        from autopipe.drafts.distill import Distiller, DistillOptions
+        from autopipe.drafts.distill import Distiller
+        from autopipe.drafts.distill_options import DistillOptions
 
         given: dict[str, Any] = {
             "tokens": tokens,
@@ -157,10 +158,6 @@ def parse_layers(text: str) -> tuple[int, ...]:
     return tuple(layers)
 
 
-def say(text: str) -> None:
-    print(text, file=sys.stderr, flush=True)
-
-
 def _result(row: dict[str, Any]) -> str:
     scores = {name.removeprefix("agreement_"): value for name, value in row.items() if name.startswith("agreement_")}
     agreement = ", ".join(f"{kind} {value:.3f}" for kind, value in scores.items())
@@ -174,6 +171,8 @@ def _bar(total: int) -> Iterator[Callable[[Progress], None]]:
     from rich.console import Console
     from rich.progress import BarColumn, TaskProgressColumn, TextColumn, TimeRemainingColumn
     from rich.progress import Progress as RichProgress
+
+    from autopipe.cli.run_command import say
 
     console = Console(stderr=True)
     columns = (

@@ -35,19 +35,9 @@ _SHOWN_CHAINS = 8
 
 
 def score(
-    prompts: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--prompts",
-            metavar="SET",
-            help="`humaneval[:N]`, `chat[:N]`, `summarize[:N]`, or a file of JSON lines; repeat for several kinds. "
-            "Default: humaneval:8 and chat:8.",
-        ),
-    ] = None,
+    prompts: arg.ProfilePrompts = None,
     out: Annotated[Path, typer.Option("--out", metavar="FILE", help="Where the tables go.")] = Path("score.json"),
-    max_new_tokens: Annotated[
-        int, typer.Option("--max-new-tokens", metavar="N", help="Longest output of the target per prompt.")
-    ] = 128,
+    max_new_tokens: arg.LongestOutput = 128,
     plan: arg.PlanFile = None,
     target: arg.Target = None,
     drafter: arg.Drafters = None,
@@ -62,7 +52,7 @@ def score(
 
     with orderly_exit():
         from autopipe.cli.options import PlanOptions, build_plan, naming_options
-        from autopipe.cli.profile_command import DEFAULT_PROMPTS, encode, progress, read_prompts
+        from autopipe.cli.profile_command import DEFAULT_PROMPTS, progress
         from autopipe.cli.run_command import say
         from autopipe.core.chain import usable_cores
         from autopipe.core.errors import ConfigError
@@ -84,19 +74,20 @@ def score(
         built = build_plan(options)
         if not built.drafters:
             raise ConfigError("--drafter", "none", "at least one drafter to score")
-        sets = tuple(prompts or DEFAULT_PROMPTS)
-        chosen = read_prompts(sets)
 
+        from autopipe.bench.workload import encode_workload, read_workload
         from autopipe.core.preflight import inspect_plan
         from autopipe.drafts.score import score as read_score
         from autopipe.profile import profile_plan
 
+        sets = tuple(prompts or DEFAULT_PROMPTS)
+        chosen = read_workload(sets, "--prompts")
         with naming_options(options, built):
             info = inspect_plan(built, progress=say)
         with progress() as advance:
             found = profile_plan(
                 built,
-                encode(chosen, built),
+                encode_workload(chosen, built),
                 out,
                 prompt_sets=sets,
                 eos_token_ids=info.eos_token_ids,

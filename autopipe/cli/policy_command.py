@@ -151,7 +151,7 @@ def evaluate(
             run_live(names, plan=plan, rounds=rounds, json_output=json_output)
             return
         from autopipe.policies.evaluation import evaluate as play
-        from autopipe.policies.evaluation import find_scenarios
+        from autopipe.policies.evaluation_scenarios import find_scenarios
         from autopipe.policies.summary import make_rows
 
         chosen = find_scenarios(scenarios)

@@ -9,7 +9,7 @@ from rich.table import Table
 
 from autopipe.cli.show import console, number
 from autopipe.envs.scenario import Scenario
-from autopipe.policies.evaluation import changes
+from autopipe.policies.evaluation_scenarios import changes
 from autopipe.policies.summary import Estimate, Row
 
 

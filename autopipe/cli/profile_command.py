@@ -7,7 +7,7 @@ import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -15,8 +15,7 @@ from autopipe.cli import arguments as arg
 
 if TYPE_CHECKING:
     from autopipe.cli.options import PlanOptions
-    from autopipe.core.plan import Plan
-    from autopipe.profile import Profile, ProfilePrompt
+    from autopipe.profile import Profile
     from autopipe.profile.run import Advance
 
 HELP = """Measure every stage of a plan once, so that any plan over them can be simulated.
@@ -42,24 +41,14 @@ DEFAULT_PROMPTS = ("humaneval:8", "chat:8")
 
 
 def profile(
-    prompts: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--prompts",
-            metavar="SET",
-            help="`humaneval[:N]`, `chat[:N]`, `summarize[:N]`, or a file of JSON lines; repeat for several kinds. "
-            "Default: humaneval:8 and chat:8.",
-        ),
-    ] = None,
+    prompts: arg.ProfilePrompts = None,
     out: Annotated[Path, typer.Option("--out", metavar="FILE", help="Where the profile goes.")] = Path("profile.json"),
     threads: Annotated[
         list[int] | None,
         typer.Option("--threads", metavar="N", help="A thread count to measure; repeat. Default: 1, 2, 4, ... cores."),
     ] = None,
     repeats: Annotated[int, typer.Option("--repeats", metavar="N", help="Measurements of each point.")] = 5,
-    max_new_tokens: Annotated[
-        int, typer.Option("--max-new-tokens", metavar="N", help="Longest output of the target per prompt.")
-    ] = 128,
+    max_new_tokens: arg.LongestOutput = 128,
     fresh: Annotated[bool, typer.Option("--fresh", help="Do not go on with an interrupted run.")] = False,
     plan: arg.PlanFile = None,
     target: arg.Target = None,
@@ -134,11 +123,12 @@ def run(
             raise ConfigError("--threads", count, "1 to 1024")
     require_writable(out, "--out")
     built = build_plan(options)
-    chosen = read_prompts(prompt_sets)
 
+    from autopipe.bench.workload import encode_workload, read_workload
     from autopipe.core.preflight import inspect_plan
     from autopipe.profile import profile_plan
 
+    chosen = read_workload(prompt_sets, "--prompts")
     with naming_options(options, built):
         info = inspect_plan(built, progress=say)
     require_context(info, SamplingParams(max_new_tokens=max_new_tokens))
@@ -146,7 +136,7 @@ def run(
         advance("tokenizing prompts", 0.0)
         found = profile_plan(
             built,
-            encode(chosen, built),
+            encode_workload(chosen, built),
             out,
             prompt_sets=prompt_sets,
             eos_token_ids=info.eos_token_ids,
@@ -159,20 +149,6 @@ def run(
     show(found, out)
     if json_output:
         print(json.dumps(found.model_dump(mode="json")))
-
-
-def read_prompts(prompt_sets: Sequence[str]) -> list[tuple[str, Any]]:
-    """Kind and prompt of all sets of `--prompts`."""
-    from autopipe.bench.workload import read_workload
-
-    return read_workload(prompt_sets, "--prompts")
-
-
-def encode(chosen: Sequence[tuple[str, Any]], plan: Plan) -> list[ProfilePrompt]:
-    """Token ids of the prompts, as the target gets them."""
-    from autopipe.bench.workload import encode_workload
-
-    return encode_workload(chosen, plan)
 
 
 @contextmanager
@@ -216,7 +192,7 @@ def show(found: Profile, out: Path) -> None:
                 str(curves.threads),
                 *(number(points.get(n)) for n in (1, 4, 8, 16)),
                 number(stage.load_s, 1),
-                number((stage.memory.pss_bytes or stage.memory.rss_bytes) / 2**20, 0),
+                number(stage.memory.resident_bytes / 2**20, 0),
                 number(rates.get(stage.name), 3),
             )
     offered = sum(sum(offer.length) for offer in found.ngram.prompts)

@@ -49,7 +49,7 @@ def tune(
             metavar="MODEL",
             rich_help_panel=_SPACE,
             help="A drafter that may be used: a model, or `MODEL,adapter=FOLDER,dtype=fp32,device=cuda:1`; repeat. "
-            "An n-gram drafter always may; the one shipped for the target may by default; `none`: no other.",
+            "An n-gram drafter always may, and by default one shipped for the target, if any; `none`: no other.",
         ),
     ] = None,
     table: Annotated[

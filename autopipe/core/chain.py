@@ -23,6 +23,7 @@ class StageConfig(UserModel):
         ngram: options of an n-gram drafter in front of this stage, or None.
         window: tokens the producer may be ahead of this stage.
         adapter: which of the stage's loaded adapters it uses; None: it has but one, or none.
+        device_map: where its layers are to be; None: where they were loaded.
     """
 
     active: bool = True
@@ -39,6 +40,7 @@ class StageConfig(UserModel):
     threads: int | None = None
     cores: tuple[int, ...] | None = None
     adapter: str | None = None
+    device_map: dict[str, int | str] | None = None
 
 
 def stage_keys(plan: Plan) -> list[str]:
@@ -116,5 +118,6 @@ def configure_chain(plan: Plan, slots: Mapping[str, int]) -> dict[str, StageConf
             threads=stage.threads or default_threads(plan),
             cores=bound_cores(stage),
             adapter=stage.adapter if stage.adapters else None,
+            device_map=stage.device_map if stage.movable and isinstance(stage.device_map, dict) else None,
         )
     return configs

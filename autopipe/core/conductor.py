@@ -1,61 +1,42 @@
-"""What the engine's thread does: hand the pipeline from one request to the next, listen to workers, survive faults.
-
-The conductor is used by that one thread only; everybody else puts commands into its mailbox.
-"""
+"""What the engine's thread does: hand the pipeline from one request to the next, listen to workers, survive faults."""
 
 from __future__ import annotations
 
-import logging
 import time
 from collections import deque
 from concurrent.futures import Future
 
-import numpy as np
-
 from autopipe.core.chain import stage_keys
 from autopipe.core.channel import ChannelClosedError, Message
+from autopipe.core.conductor_base import IDLE_WATCH_S, WATCH_S, ConductorBase
 from autopipe.core.errors import (
     AutoPipeError,
-    ConfigError,
     EngineClosedError,
     ModelLoadError,
     TargetDiedError,
     rebuild_error,
 )
 from autopipe.core.fleet import Fleet
-from autopipe.core.mailbox import Mailbox
 from autopipe.core.plan import Plan
 from autopipe.core.plan_switch import PlanSwitch
 from autopipe.core.processes import WorkerProcess, WorkerState
+from autopipe.core.remote_processor import process_row
 from autopipe.core.request import Outcome, RequestHandle, RunningRequest, TokenBlock, check_request
 from autopipe.core.stats import RequestStats, StageStats, progress_stats
 from autopipe.core.trace import TraceEvent
 
-_log = logging.getLogger(__name__)
 
-_WATCH_S = 0.1
-_IDLE_WATCH_S = 1.0
-
-
-class Conductor:
+class Conductor(ConductorBase):
     """Runs requests one after another on the workers of a plan.
 
     Attributes:
-        plan: the plan in force.
         running: the request under way.
-        target_facts: what the target said when it was ready.
         kept: keys of drafters that stay loaded when no plan uses them.
-        fallbacks: what has not gone as planned so far, in words.
-        num_tokens: output tokens of all requests so far.
     """
 
     def __init__(self, plan: Plan) -> None:
-        self.plan = plan
+        super().__init__(plan)
         self.running: RunningRequest | None = None
-        self.target_facts: Message = {}
-        self.fallbacks: list[str] = []
-        self.num_tokens = 0
-        self.mailbox = Mailbox()
         self.fleet = Fleet(self.mailbox)
         self.kept: set[str] = set()
         self._waiting: deque[RequestHandle] = deque()
@@ -67,20 +48,9 @@ class Conductor:
         """Requests that wait for their turn."""
         return len(self._waiting)
 
-    def run(self) -> None:
-        """The thread: returns once the mailbox is closed and everything has ended."""
-        try:
-            while not self.mailbox.closed:
-                self._turn()
-        except BaseException:  # whatever it is, it must not leave callers waiting for ever
-            _log.exception("the engine failed")
-        finally:
-            self.mailbox.close()
-            self._shut_down()
-
     def _turn(self) -> None:
         busy = self.running is not None or self.fleet.loading
-        for worker in self.fleet.listen(_WATCH_S if busy else _IDLE_WATCH_S):
+        for worker in self.fleet.listen(WATCH_S if busy else IDLE_WATCH_S):
             self._hear(worker)
         for command in self.mailbox.take():
             command()
@@ -204,14 +174,12 @@ class Conductor:
     # -- plans ----------------------------------------------------------------------------------------------
 
     def start_plan(self, plan: Plan, done: Future[None]) -> None:
-        """Put `plan` in force as soon as it can be; `done` learns when it is, or why not."""
         if self.mailbox.closed:
             done.set_exception(EngineClosedError("the engine was closed"))
         else:
             self._switch.start(self.plan, plan, done)
 
     def withdraw_plan(self, done: Future[None]) -> None:
-        """Nobody waits for the plan of `done` any more."""
         self._switch.withdraw(done)
 
     def _settle_plan(self) -> None:
@@ -310,18 +278,13 @@ class Conductor:
             self.fleet.configure(self.plan)
 
     def _process_row(self, worker: WorkerProcess, handle: RequestHandle, message: Message) -> None:
-        row = worker.slot.logits(message["vocab"])
+        if handle.processor is None:
+            return
         try:
-            if handle.processor is not None:
-                processed = np.asarray(handle.processor(message["prefix"], row.copy()))
-                if processed.shape != row.shape:
-                    raise ConfigError("logits_processor", processed.shape, f"scores of shape {row.shape}")
-                row[:] = processed
+            worker.send(process_row(worker.slot, handle.processor, message))
         except BaseException as error:  # the user's own code, whatever it raises: the user gets it back
             handle.put_outcome(error)
             self._finish("cancelled")
-            return
-        worker.send({"type": "processed"})
 
     def _watch(self) -> None:
         for worker in self.fleet.ended():
@@ -347,8 +310,6 @@ class Conductor:
             self.fleet.configure(self.plan)
 
     def _note(self, text: str) -> None:
-        if text not in self.fallbacks:
-            _log.warning("%s", text)
-            self.fallbacks.append(text)
+        super()._note(text)
         if self.running is not None:
             self.running.fallbacks.append(text)

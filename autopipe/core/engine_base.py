@@ -6,12 +6,14 @@ import contextlib
 import itertools
 import threading
 import weakref
+from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Generic, Protocol, Self, TypeVar
+from typing import Generic, Self, TypeVar
 
+from autopipe.core.conductor_base import ConductorBase
 from autopipe.core.errors import AutoPipeError, EngineClosedError
 from autopipe.core.mailbox import Mailbox
 from autopipe.core.plan import Plan
@@ -20,25 +22,11 @@ from autopipe.core.sampling import SamplingParams
 
 _CLOSE_S = 10.0
 """How long `close` waits for the engine's thread."""
+_RECENT = 16
+"""Requests that `recent` tells of."""
 
 
-class EngineThread(Protocol):
-    """What the engine's thread runs. All but the attributes is called in that thread, through the mailbox."""
-
-    plan: Plan
-    fallbacks: list[str]
-    num_tokens: int
-    target_facts: dict[str, Any]
-    mailbox: Mailbox
-
-    def run(self) -> None: ...
-    def start_plan(self, plan: Plan, done: Future[None]) -> None: ...
-    def withdraw_plan(self, done: Future[None]) -> None: ...
-    def save_ngrams(self, path: str, done: Future[int]) -> None: ...
-    def cancel(self, handle: RequestHandle) -> None: ...
-
-
-Conductor = TypeVar("Conductor", bound=EngineThread)
+Conductor = TypeVar("Conductor", bound=ConductorBase)
 
 
 class EngineBase(Generic[Conductor]):
@@ -62,6 +50,7 @@ class EngineBase(Generic[Conductor]):
         self._mailbox = conductor.mailbox
         self._load_timeout_s = load_timeout_s
         self._numbers = itertools.count(1)
+        self._recent: deque[RequestHandle] = deque(maxlen=_RECENT)
         self._thread = threading.Thread(target=conductor.run, name="autopipe-engine", daemon=True)
         self._thread.start()
         # The thread does not hold the engine, so an abandoned engine is collected, and this closes it then or at exit.
@@ -93,6 +82,15 @@ class EngineBase(Generic[Conductor]):
     def closed(self) -> bool:
         """Whether it takes no requests any more."""
         return self._mailbox.closed
+
+    @property
+    def recent(self) -> list[RequestHandle]:
+        """The requests taken last, oldest first, ended ones too, so that who looks now and then misses none."""
+        return list(self._recent)
+
+    def load_factor(self) -> float:
+        """Seconds of plain decoding's step now, relative to a step with one request."""
+        return 1.0
 
     def check_request(self, prompt: Sequence[int], params: SamplingParams) -> list[int]:
         """Check a request as `submit` does; return the prompt as a list of ints.

@@ -153,6 +153,9 @@ class StagePlan(UserModel):
         adapter: folder of a PEFT adapter; or of a drafter made by `autopipe drafts distill`, which makes the stage some
             of the model's layers; or the name of a model whose drafter comes with AutoPipe (`smollm2-135m`).
         adapters: drafters that are loaded together, `adapter` among them, so that changing `adapter` loads nothing.
+        device_map: accelerate's: `auto`, or module name -> device. A plan that differs in where modules are, and keeps
+            none in memory that is not computed with, moves the layers of the loaded model: a drafter's at once, the
+            target's between requests.
         window: tokens this stage may be ahead of its consumer (ignored for the target).
         min_drafts: drafts this stage waits for before it verifies (ignored for the first stage and in lockstep,
             which waits for the full window).
@@ -206,10 +209,19 @@ class StagePlan(UserModel):
         """Options of an n-gram stage."""
         return self.ngram or NgramOptions()
 
+    @property
+    def movable(self) -> bool:
+        """Whether its layers can move while it is loaded: accelerate keeps the weights where they are computed with."""
+        if not isinstance(self.device_map, dict):
+            return False
+        places = set(self.device_map.values())
+        return places == {"cpu"} or not places & {"cpu", "disk"}
+
     def identity(self) -> dict[str, Any]:
         """What must be equal for two stages to share a loaded model."""
         exclude = {"name", "window", "min_drafts", "when_short", "verify_cap", "threads", "cores", "ngram"}
-        return self.model_dump(mode="json", exclude=exclude | ({"adapter"} if self.adapters else set()))
+        found = self.model_dump(mode="json", exclude=exclude | ({"adapter"} if self.adapters else set()))
+        return {**found, "device_map": "movable"} if self.movable else found
 
     def default_name(self) -> str:
         """The last parts of the model's and the adapter's names; `MODEL+drafter` for one named like its model."""

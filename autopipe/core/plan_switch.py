@@ -31,9 +31,12 @@ class PlanSwitch:
 
     @property
     def waits_for_idle(self) -> bool:
-        """Whether the pending plan has another target, which can be exchanged between requests only."""
-        plan = self.pending
-        return plan is not None and self._current is not None and _target_key(plan) != _target_key(self._current)
+        """Whether the pending plan has another target, or its layers elsewhere: for between requests only, since
+        devices of different kinds need not round alike."""
+        plan, current = self.pending, self._current
+        if plan is None or current is None:
+            return False
+        return _target_key(plan) != _target_key(current) or plan.target.device_map != current.target.device_map
 
     def needs(self, key: str) -> bool:
         """Whether the pending plan has this stage."""

@@ -73,7 +73,7 @@ def check_request(prompt: Sequence[int], params: SamplingParams, target_facts: M
 
 def _as_token_id(token: object) -> int:
     try:
-        return operator.index(token)  # type: ignore[arg-type]
+        return operator.index(token)  # type: ignore[arg-type]  # what has no index is refused
     except TypeError:
         raise ConfigError("prompt", token, "token ids: whole numbers") from None
 

@@ -34,6 +34,8 @@ from autopipe.core.verify import SparseRow
 if TYPE_CHECKING:
     import torch
 
+    from autopipe.core.backends.transformers_moves import Moved
+
 
 MAX_CATCH_UP_ROWS = 8
 """A stage that has fallen further behind than this catches up first, without verifying drafts."""
@@ -110,6 +112,11 @@ class Stage:
             elapsed_s = (time.monotonic_ns() - request.started_ns) / 1e9
             stats.waiting_s = max(0.0, elapsed_s - stats.busy_s - stats.overhead_s)
         return stats
+
+    def count_moved(self, moved: Moved) -> None:
+        """Layers have moved to other devices."""
+        self.meter.stats.kv_moved_bytes += moved.kv_bytes
+        self.meter.stats.kv_resend_bytes += moved.kv_resend_bytes
 
     def save_ngrams(self, path: str) -> int:
         """Write what the n-gram drafter in front of this stage learned online; how many contexts that is.

@@ -16,14 +16,13 @@ from autopipe.core.channel import Channel, Doorbell, Message
 from autopipe.core.errors import AutoPipeError, RequestCancelledError, TokenizerMismatchError
 from autopipe.core.isolation import isolate
 from autopipe.core.plan import NgramOptions, StagePlan
+from autopipe.core.remote_processor import remote_processor
 from autopipe.core.sampling import SamplingParams
 from autopipe.core.stats import StageStats
 
 if TYPE_CHECKING:
     from autopipe.core.backends.base import StageBackend
     from autopipe.core.ngram import NgramDrafter
-    from autopipe.core.noise import Float32Array
-    from autopipe.core.processors import CustomProcessor
     from autopipe.core.stage import Stage
     from autopipe.core.stage_request import StageRequest
 
@@ -179,6 +178,8 @@ class StageServer:
                 set_threads(config.threads)
         if config.adapter is not None:
             self._select(config.adapter)
+        if config.device_map is not None:
+            self._move(config.device_map)
         try:
             self._stage.configure(config)
         except AutoPipeError as error:
@@ -195,6 +196,22 @@ class StageServer:
                 self._backend.select(adapter_folder(adapter))
             except AutoPipeError as error:
                 self._note(f"still drafting with {self._backend.adapter}: {error}")
+
+    def _move(self, device_map: dict[str, int | str]) -> None:
+        """Have the backend's layers elsewhere; they stay where that fails."""
+        from autopipe.core.backends.transformers import TransformersBackend
+
+        assert self._stage is not None
+        if not isinstance(self._backend, TransformersBackend) or self._backend.device_map == device_map:
+            return
+        before = self._backend.device_map
+        try:
+            self._stage.count_moved(self._backend.place(device_map))
+        except AutoPipeError as error:
+            if before is None:
+                raise
+            self._backend.place(before)
+            self._note(f"layers are not moved: {error}")
 
     def _bind(self, cores: Sequence[int] | None, threads: int | None) -> None:
         """Bind this process to `cores` (None: those it was started with) and torch to `threads`."""
@@ -236,7 +253,9 @@ class StageServer:
             rule=verification,
             stage=message["stage"],
             is_target=is_target,
-            processor=self._remote_processor(message["request"]) if message["processor"] and is_target else None,
+            processor=remote_processor(self._channel, self._slot, message["request"], self._postponed.append)
+            if message["processor"] and is_target
+            else None,
         )
         request = StageRequest(
             id=message["request"],
@@ -287,27 +306,6 @@ class StageServer:
         if logprobs is not None:
             message["logprobs"] = [asdict(item) for item in logprobs]
         self._channel.send(message)
-
-    def _remote_processor(self, request: int) -> CustomProcessor:
-        """The user's logits processors live in the parent: send it the row, take the row it sends back."""
-
-        def process(prefix: list[int], row: Float32Array) -> Float32Array:
-            shared = self._slot.logits(row.size)
-            shared[:] = row
-            self._slot.deadline_ns = 0  # the user's own code may take its time
-            self._channel.send({"type": "process", "request": request, "prefix": prefix, "vocab": row.size})
-            while True:
-                self._channel.wait()
-                message = self._channel.receive()
-                if message is None:
-                    continue
-                if message["type"] == "processed":
-                    return shared.copy()
-                self._postponed.append(message)
-                if message["type"] in ("end", "shutdown"):
-                    raise RequestCancelledError("ended while its logits were being processed")
-
-        return process
 
     def _fail(self, kind: str, error: Exception, **extra: Any) -> None:
         if not isinstance(error, AutoPipeError):

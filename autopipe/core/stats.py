@@ -35,6 +35,8 @@ class StageStats:
         resend_bytes: what sending the whole sequence each time would have been.
         vocabulary_bytes: what sending each of its draft distributions over the whole vocabulary would have been
             (rejection sampling; 0 else).
+        kv_moved_bytes: keys and values copied because layers moved to other devices; kv_resend_bytes: what copying all
+            of these layers' each time would have been.
     """
 
     name: str = ""
@@ -52,6 +54,8 @@ class StageStats:
     bytes_out: int = 0
     resend_bytes: int = 0
     vocabulary_bytes: int = 0
+    kv_moved_bytes: int = 0
+    kv_resend_bytes: int = 0
 
     def count_drafts(self, producer: str, verified: int, accepted: int) -> None:
         """Note a verification of drafts by the stage called `producer`."""
@@ -80,6 +84,7 @@ class StageReport:
         naive_bytes: what sending the whole sequence, and whole distributions where any travel, would have been.
         bytes_per_token, naive_bytes_per_token: the same for each token it emitted; None if it emitted none.
         bytes_saved: share of naive_bytes that did not travel, 0 to 1; None if there were none.
+        kv_moved_bytes: keys and values that followed its layers to other devices; kv_resend_bytes: all there were.
     """
 
     name: str
@@ -99,6 +104,8 @@ class StageReport:
     bytes_per_token: float | None = None
     naive_bytes_per_token: float | None = None
     bytes_saved: float | None = None
+    kv_moved_bytes: int = 0
+    kv_resend_bytes: int = 0
 
     def rate_link(self) -> None:
         """Fill in the figures that follow from bytes_out, naive_bytes and emitted."""
@@ -174,6 +181,8 @@ def report_stages(chain: list[StageStats]) -> list[StageReport]:
                 overhead_s=stage.overhead_s,
                 bytes_out=stage.bytes_out,
                 naive_bytes=stage.resend_bytes + stage.vocabulary_bytes,
+                kv_moved_bytes=stage.kv_moved_bytes,
+                kv_resend_bytes=stage.kv_resend_bytes,
             )
         )
         reports[-1].rate_link()

@@ -7,103 +7,33 @@ import math
 import os
 import shutil
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, ClassVar, Literal
+from typing import Any
 
 import torch
 from filelock import FileLock, Timeout
-from pydantic import Field, model_validator
 
-from autopipe.core.config import UserModel
 from autopipe.core.errors import AutoPipeError, ConfigError
 from autopipe.core.models import load_config, load_state, load_tokenizer, resolve, tokenizer_fingerprint
 from autopipe.core.models.loading import eos_token_ids
 from autopipe.core.models.shared_base import DrafterInfo, save_drafter_info, weights_fingerprint
 from autopipe.drafts.distill_checkpoint import load_checkpoint, save_checkpoint
 from autopipe.drafts.distill_curve import agreement, write_csv, write_picture
-from autopipe.drafts.distill_data import AnswerPool, Feed, Trimmer, frequent_tokens
+from autopipe.drafts.distill_data import AnswerPool, Feed, Trimmer, frequent_tokens, heldout_sample
 from autopipe.drafts.distill_lens import lens_head
 from autopipe.drafts.distill_loss import head_loss
-from autopipe.drafts.distill_optimizer import Optimizer
+from autopipe.drafts.distill_optimizer import Optimizer, schedule
+from autopipe.drafts.distill_options import DistillOptions, check_options
 from autopipe.drafts.distill_student import Student
-from autopipe.drafts.store import Answer, read_header
+from autopipe.drafts.store import read_header
 
 _log = logging.getLogger(__name__)
 
 _SAVE_EVERY_S = 300.0
 _MICRO_TOKENS = 2048
 """Tokens of one forward: enough for full speed, few enough for the cache."""
-
-
-class DistillOptions(UserModel):
-    """How a drafter is trained. What is marked * must be the same when a training goes on.
-
-    Attributes:
-        layers: * layers of the target to keep.
-        rank, alpha: * of LoRA; alpha None: equal to rank.
-        head: * rows of the output head.
-        train_head: * all rows of the head; false: LoRA on the head too.
-        start: * of the head. `copy`: the target's rows; `lens`: these after a linear map fitted from the kept layers'
-            output to the target's last hidden state. None: `lens` where the head is trained in full.
-        optimizer: * `muon` (arXiv 2502.16982) or `adam`, for LoRA's matrices; head and norms always have Adam.
-        tokens: tokens to train on in all, repeats counted.
-        batch_tokens: tokens an optimizer step.
-        learning_rate, head_learning_rate: peaks, of LoRA and of head and norms.
-        cooldown: share of `tokens`, at the end, over which the learning rates go to 0.
-        sharpness: * see `Trimmer`.
-        max_length: * longest sequence.
-        heldout_tokens: answer tokens of the held-out split to evaluate on.
-        evaluate_every: tokens between evaluations (and checkpoints).
-        kinds: * kinds of answers to train on; None: all.
-        seed: *
-    """
-
-    layers: tuple[int, ...] = (0, 1, 2, 3)
-    rank: int = Field(default=64, ge=1, le=4096)
-    alpha: float | None = Field(default=None, gt=0)
-    head: int = Field(default=8192, ge=16)
-    train_head: bool = True
-    start: Literal["copy", "lens"] | None = None
-    optimizer: Literal["muon", "adam"] = "muon"
-    tokens: int = Field(default=3_000_000, ge=1)
-    batch_tokens: int = Field(default=2048, ge=256)
-    learning_rate: float = Field(default=0.03, gt=0)
-    head_learning_rate: float = Field(default=1e-3, gt=0)
-    cooldown: float = Field(default=0.3, ge=0, le=1)
-    sharpness: float = Field(default=1.0, gt=0)
-    max_length: int = Field(default=1024, ge=8)
-    heldout_tokens: int = Field(default=12_000, ge=1)
-    evaluate_every: int = Field(default=100_000, ge=1)
-    kinds: tuple[str, ...] | None = None
-    seed: int = 0
-
-    _MAY_CHANGE: ClassVar[frozenset[str]] = frozenset(
-        {
-            "tokens",
-            "batch_tokens",
-            "learning_rate",
-            "head_learning_rate",
-            "cooldown",
-            "heldout_tokens",
-            "evaluate_every",
-        }
-    )
-
-    @model_validator(mode="after")
-    def _lens_is_trained(self) -> DistillOptions:
-        if self.start == "lens" and not self.train_head:
-            raise ConfigError("start", self.start, "`copy`, where the head is adapted with LoRA")
-        return self
-
-    @property
-    def start_from_lens(self) -> bool:
-        return self.train_head and self.start != "copy"
-
-    def fixed(self) -> dict[str, Any]:
-        """What must be the same when a training goes on."""
-        return {k: v for k, v in self.model_dump(mode="json").items() if k not in self._MAY_CHANGE}
 
 
 @dataclass
@@ -141,7 +71,7 @@ class Distiller:
         self.options, self.out = options, out
         source = resolve(target, "--target")
         config = load_config(source)
-        _check(options, config)
+        check_options(options, config)
         header = read_header(answers, "--answers")
         tokenizer = tokenizer_fingerprint(load_tokenizer(source))
         if header.get("tokenizer") not in (None, tokenizer):
@@ -149,7 +79,7 @@ class Distiller:
         state = load_state(source)
         self._pool = AnswerPool(answers, "train", kinds=options.kinds, max_length=options.max_length)
         heldout = AnswerPool(answers, "heldout", kinds=options.kinds, max_length=options.max_length)
-        self._heldout = _spread(heldout.answers, options.heldout_tokens)
+        self._heldout = heldout_sample(heldout.answers, options.heldout_tokens)
         saved = load_checkpoint(out / "checkpoints")
         if saved is not None and saved[1]["options"] != options.fixed():
             different = [k for k, v in options.fixed().items() if saved[1]["options"].get(k) != v]
@@ -319,49 +249,3 @@ class Distiller:
             except AutoPipeError as error:
                 _log.info("no picture of the learning curve: %s", error)
         return final
-
-
-def schedule(trained: int, tokens: int, cooldown: float, step: int, warmup_steps: int = 15) -> float:
-    """Factor of the learning rates: a short linear rise, constant, then linear to (nearly) 0 over the last share.
-
-    Constant until the end is decided on, so a training may be prolonged (warm-up, stable, decay; arXiv 2404.06395).
-    """
-    rise = min(1.0, (step + 1) / warmup_steps)
-    left = 1.0 - trained / tokens
-    return rise * (min(1.0, max(left, 0.01) / cooldown) if cooldown else 1.0)
-
-
-def _check(options: DistillOptions, config: Any) -> None:
-    number = int(config.num_hidden_layers)
-    if not options.layers or len(set(options.layers)) < len(options.layers):
-        raise ConfigError("--layers", list(options.layers), "one layer or more, each once")
-    if min(options.layers) < 0 or max(options.layers) >= number:
-        raise ConfigError("--layers", list(options.layers), f"layers of the target, 0 to {number - 1}")
-    if options.head > int(config.vocab_size):
-        raise ConfigError("--head", options.head, f"16 to the target's vocabulary of {config.vocab_size}")
-
-
-def _spread(answers: list[Answer], num_tokens: int) -> list[Answer]:
-    """Greedy answers of each kind by turns, until there are so many answer tokens."""
-    greedy = [answer for answer in answers if answer.meta.get("sampling", "greedy") == "greedy"] or answers
-    chosen: list[Answer] = []
-    left = num_tokens
-    for answer in _by_turns(greedy):
-        if left <= 0:
-            break
-        chosen.append(answer)
-        left -= answer.num_answer_tokens
-    if not chosen:
-        raise ConfigError("--answers", "no held-out answers", "a folder with answers of the split `heldout`")
-    return chosen
-
-
-def _by_turns(answers: list[Answer]) -> Iterator[Answer]:
-    kinds: dict[str, list[Answer]] = {}
-    for answer in answers:
-        kinds.setdefault(str(answer.meta["kind"]), []).append(answer)
-    queues = [kinds[kind][::-1] for kind in sorted(kinds)]
-    while any(queues):
-        for queue in queues:
-            if queue:
-                yield queue.pop()

@@ -158,6 +158,32 @@ def grouped(answers: Iterable[Answer], max_tokens: int) -> Iterator[list[Answer]
         yield group
 
 
+def heldout_sample(answers: list[Answer], num_tokens: int) -> list[Answer]:
+    """Greedy answers of each kind by turns, until there are so many answer tokens."""
+    greedy = [answer for answer in answers if answer.meta.get("sampling", "greedy") == "greedy"] or answers
+    chosen: list[Answer] = []
+    left = num_tokens
+    for answer in _by_turns(greedy):
+        if left <= 0:
+            break
+        chosen.append(answer)
+        left -= answer.num_answer_tokens
+    if not chosen:
+        raise ConfigError("--answers", "no held-out answers", "a folder with answers of the split `heldout`")
+    return chosen
+
+
+def _by_turns(answers: list[Answer]) -> Iterator[Answer]:
+    kinds: dict[str, list[Answer]] = {}
+    for answer in answers:
+        kinds.setdefault(str(answer.meta["kind"]), []).append(answer)
+    queues = [kinds[kind][::-1] for kind in sorted(kinds)]
+    while any(queues):
+        for queue in queues:
+            if queue:
+                yield queue.pop()
+
+
 class Feed:
     """Groups of answers, shuffled anew in every epoch, from a pool that may grow between epochs.
 

@@ -50,3 +50,13 @@ class Optimizer:
     def restore(self, tensors: Mapping[str, torch.Tensor]) -> None:
         for optimizer in (self._matrices, self._rest):
             restore_optimizer(optimizer, self._names, tensors, ("step", "exp_avg", "exp_avg_sq", "momentum_buffer"))
+
+
+def schedule(trained: int, tokens: int, cooldown: float, step: int, warmup_steps: int = 15) -> float:
+    """Factor of the learning rates: a short linear rise, constant, then linear to (nearly) 0 over the last share.
+
+    Constant until the end is decided on, so a training may be prolonged (warm-up, stable, decay; arXiv 2404.06395).
+    """
+    rise = min(1.0, (step + 1) / warmup_steps)
+    left = 1.0 - trained / tokens
+    return rise * (min(1.0, max(left, 0.01) / cooldown) if cooldown else 1.0)

@@ -99,7 +99,7 @@ def score(profile: Profile, plan: Plan) -> Score:
     """
     bits = agreement_bits(profile, plan)
     return Score(
-        [_drafter(profile, plan, name, texts) for name, texts in bits.items()],
+        [_drafter(profile, name, texts) for name, texts in bits.items()],
         {names: _same_pick(profile, bits, *names) for names in itertools.combinations(bits, 2)},
         _chains(profile, plan),
     )
@@ -136,7 +136,7 @@ def acceptance_length(texts: Sequence[Sequence[bool]], window: int) -> float:
     return tokens / steps if steps else 1.0
 
 
-def _drafter(profile: Profile, plan: Plan, name: str, texts: list[list[bool]]) -> DrafterScore:
+def _drafter(profile: Profile, name: str, texts: list[list[bool]]) -> DrafterScore:
     threads = max(profile.settings.threads)
     step_s = _step_s(profile, profile.target.name, threads)
     cost_s = profile.ngram.draft_s if name == NGRAM else _step_s(profile, name, threads)

@@ -71,7 +71,7 @@ class PipelineEnv(gymnasium.Env[Observation, NDArray[np.int64]]):
         ConfigError: an unknown `render_mode`.
     """
 
-    metadata: dict[str, Any] = {"render_modes": ["ansi", "rgb_array"], "render_fps": 8}  # noqa: RUF012
+    metadata: dict[str, Any] = {"render_modes": ["ansi", "rgb_array"], "render_fps": 8}  # noqa: RUF012 - as Gymnasium declares it
 
     def __init__(self, config: EnvConfig, render_mode: str | None = None) -> None:
         if render_mode is not None and render_mode not in self.metadata["render_modes"]:

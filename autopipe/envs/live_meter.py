@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from autopipe.core.engine import Engine
+from autopipe.core.live_engine import LiveEngine
 from autopipe.core.plan import StagePlan
 from autopipe.core.stats import StageReport
 from autopipe.core.telemetry import DeviceSnapshot, EnergyMeter, Sampler, SamplerLease
@@ -27,7 +27,7 @@ class LiveMeter:
         device: telemetry's label of the target's device; None: guessed from its plan.
     """
 
-    def __init__(self, engine: Engine, codec: ActionCodec, telemetry: Sampler | bool, device: str | None) -> None:
+    def __init__(self, engine: LiveEngine, codec: ActionCodec, telemetry: Sampler | bool, device: str | None) -> None:
         self._engine = engine
         self._codec = codec
         self._lease = SamplerLease() if telemetry is True else None
@@ -81,7 +81,7 @@ class LiveMeter:
             interval.position, interval.max_new_tokens = item.position, item.request.params.max_new_tokens
             interval.context_tokens = len(item.request.token_ids) + item.position
             interval.kind = item.request.kind
-        under_way = self._progress()
+        under_way = self._engine.progress()
         if under_way is not None:
             self._count_stages(interval.slots, *under_way, action)
         self._compare_with_plain(interval, plain=plain)
@@ -157,7 +157,7 @@ class LiveMeter:
         use = None if self._energy is None else self._energy.stop(interval.num_tokens)
         energy_j = None if use is None else use.total_j
         self.begin()
-        factor = self._load_factor()
+        factor = self._engine.load_factor()
         if plain and interval.decode_tokens:
             self._plain_token_s = _mixed(self._plain_token_s, interval.decode_s / interval.decode_tokens / factor)
             if energy_j is not None and interval.num_tokens:
@@ -166,17 +166,6 @@ class LiveMeter:
         interval.energy_j = energy_j
         if self._plain_token_j is not None:
             interval.plain_energy_j = interval.num_tokens * self._plain_token_j
-
-    def _load_factor(self) -> float:
-        """How much longer plain decoding's step takes than with one request, where an engine shares its steps."""
-        ask = getattr(self._engine, "load_factor", None)
-        return 1.0 if ask is None else float(ask())
-
-    def _progress(self) -> tuple[int, list[StageReport]] | None:
-        """What the stages have done so far in the request under way, where the engine can say it."""
-        ask = getattr(self._engine, "progress", None)
-        found: tuple[int, list[StageReport]] | None = None if ask is None else ask()
-        return found
 
     def _count_stages(self, figures: SlotFigures, request: int, reports: Sequence[StageReport], action: Action) -> None:
         """Add what stages have done in a request since they were last heard of.

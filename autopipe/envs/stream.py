@@ -108,7 +108,7 @@ class GenerationStream:
             self._changed.notify_all()
             while self.num_ahead < num_tokens and not self._over():
                 before = self.num_ahead
-                moved = self._changed.wait_for(lambda: self.num_ahead > before or self._over(), timeout_s)  # noqa: B023
+                moved = self._changed.wait_for(lambda: self.num_ahead > before or self._over(), timeout_s)  # noqa: B023 - called before the loop goes on
                 if not moved:
                     raise AutoPipeError(f"the live engine has not produced a token for {timeout_s:g} s")
             items = list(self._items)

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from autopipe.core.engine import Engine
+from autopipe.core.live_engine import LiveEngine
 from autopipe.envs.prompt_kinds import PromptKind, prompt_kind
 from autopipe.policies.base import Policy
 from autopipe.policies.controller import RuntimeController
@@ -20,7 +20,7 @@ _HEAD, _TAIL = 400, 200
 
 
 def attach_policy(
-    engine: Engine,
+    engine: LiveEngine,
     policy: str | Path | Policy,
     *,
     tokenizer: Any = None,

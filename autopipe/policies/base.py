@@ -89,6 +89,11 @@ def is_allowed(action: Action, mask: Mask, sizes: list[int]) -> bool:
     return bool(mask[starts + action].all())
 
 
+def is_switch(old: Action, new: Action) -> bool:
+    """Whether another chain or adapter drafts under `new`, not the same one with other settings."""
+    return bool(old[0] != new[0] or old[-1] != new[-1])
+
+
 def info_mask(info: Info, codec: ActionCodec) -> Mask:
     """The mask in `info`; where there is none, everything on the menu is allowed."""
     mask: Mask | None = info.get("action_mask")

@@ -12,8 +12,8 @@ from typing import Any
 
 import numpy as np
 
-from autopipe.core.engine import Engine
 from autopipe.core.errors import AutoPipeError, ConfigError, EngineClosedError
+from autopipe.core.live_engine import LiveEngine
 from autopipe.core.telemetry import Sampler
 from autopipe.envs.base import interval_info
 from autopipe.envs.config import EnvConfig
@@ -23,7 +23,7 @@ from autopipe.envs.menu import OFF, Action, ActionCodec, Mask, PlanMenu, slots_o
 from autopipe.envs.observation import Observer
 from autopipe.envs.scenario import PipelineModel
 from autopipe.envs.stream import Block
-from autopipe.policies.base import Policy, Reason, Situation
+from autopipe.policies.base import Policy, Reason, Situation, is_switch
 from autopipe.policies.engine_watch import EngineWatch, KindOf
 from autopipe.policies.events import EventKind, PolicyEvent
 from autopipe.policies.live_profile import live_profile
@@ -60,7 +60,7 @@ class RuntimeController:
 
     def __init__(
         self,
-        engine: Engine,
+        engine: LiveEngine,
         policy: Policy | str,
         *,
         menu: PlanMenu | None = None,
@@ -237,8 +237,7 @@ class RuntimeController:
     def _change(self, action: Action, reason: Reason) -> None:
         old, new = self._codec.describe(self._action), self._codec.describe(action)
         before = _joined(self._history)
-        switched = action[0] != self._action[0] or action[-1] != self._action[-1]
-        self._counts["switches" if switched else "retunes"] += 1
+        self._counts["switches" if is_switch(self._action, action) else "retunes"] += 1
         number = self._counts["switches"] + self._counts["retunes"]
         try:
             self._apply(action)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from autopipe.core.engine import Engine
+from autopipe.core.live_engine import LiveEngine
 from autopipe.core.request import RequestHandle
 from autopipe.envs.prompt_kinds import PromptKind
 from autopipe.envs.stream import Block, LiveRequest
@@ -15,14 +15,14 @@ KindOf = Callable[[Sequence[int]], PromptKind]
 class EngineWatch:
     """Follows request after request by the counters of its handle.
 
-    An engine that serves several requests in a step may have a `load_factor()`: how much longer a step takes than with
-    one. Times are divided by it, so that a plan is not blamed for the load.
+    Where an engine runs several at once, the one that has run longest stands for all: times are divided by the
+    engine's `load_factor`, so that a plan is not blamed for the load.
 
     Args:
         kind_of: the kind of a prompt, from its token ids; called once a request.
     """
 
-    def __init__(self, engine: Engine, kind_of: KindOf | None = None) -> None:
+    def __init__(self, engine: LiveEngine, kind_of: KindOf | None = None) -> None:
         self._engine = engine
         self._kind_of = kind_of
         self._handle: RequestHandle | None = None
@@ -30,25 +30,30 @@ class EngineWatch:
         self._position = 0
         self._last_s = 0.0
         self._number = 0
-        self._load_factor: Callable[[], float] = getattr(engine, "load_factor", lambda: 1.0)
+        self._newest = 0
 
     def poll(self) -> list[Block]:
-        """Tokens since the last call. Of a request that ended meanwhile its tail comes, too; one that began and ended
-        between two calls is missed."""
+        """Tokens since the last call. Of a request that ended meanwhile its tail comes, too, and all of one that began
+        and ended between two calls, unless another ran beside it."""
         running = self._engine.running
-        blocks: list[Block] = []
-        if self._handle is not None:
-            blocks += self._news(self._handle)
-        if running is not None and running is not self._handle:
-            self._follow(running)
-            blocks += self._news(running)
-        elif running is None:
-            self._handle = None
+        blocks: list[Block] = [] if self._handle is None else self._news(self._handle)
+        if running is not None and running is self._handle:
+            return blocks
+        self._handle = None
+        for handle in self._engine.recent:
+            if handle is running or (handle.ended and handle.id > self._newest and self._was_alone(handle)):
+                self._follow(handle)
+                blocks += self._news(handle)
+        self._handle = running
         return blocks
+
+    def _was_alone(self, handle: RequestHandle) -> bool:
+        return handle.begun_s is not None and handle.begun_s >= self._last_s
 
     def _follow(self, handle: RequestHandle) -> None:
         kind = PromptKind.OTHER if self._kind_of is None else self._kind_of(handle.prompt)
         self._handle, self._position, self._number = handle, 0, self._number + 1
+        self._newest = max(self._newest, handle.id)
         self._request = LiveRequest(tuple(handle.prompt), kind, handle.params)
 
     def _news(self, handle: RequestHandle) -> list[Block]:
@@ -59,7 +64,7 @@ class EngineWatch:
             blocks.append(self._block(1, first_s, first_s - handle.submitted_s))
         last_s, num_new = handle.last_token_s, handle.num_tokens - self._position
         if self._position > 0 and num_new > 0 and last_s is not None:
-            alone_s = max(last_s - self._last_s, 0.0) / max(self._load_factor(), 1.0)
+            alone_s = max(last_s - self._last_s, 0.0) / max(self._engine.load_factor(), 1.0)
             blocks.append(self._block(num_new, last_s, alone_s))
         return blocks
 

@@ -11,7 +11,7 @@ from typing import Any
 class EventKind(StrEnum):
     """`plan`: another plan is in force. `outcome`: what came of it, under the same number. `rejected`: the engine could
     not put a plan in force. `floor`: goodput fell below the floor. `policy-failed`: the policy raised and was replaced.
-    `calibrated`: plain decoding was measured. `paused`, `resumed`, `stopped`: of the controller."""
+    `calibrated`: plain decoding was measured. `stopped`: the controller has ended."""
 
     PLAN = "plan"
     OUTCOME = "outcome"
@@ -19,8 +19,6 @@ class EventKind(StrEnum):
     FLOOR = "floor"
     POLICY_FAILED = "policy-failed"
     CALIBRATED = "calibrated"
-    PAUSED = "paused"
-    RESUMED = "resumed"
     STOPPED = "stopped"
 
 

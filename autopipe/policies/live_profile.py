@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from autopipe.core.engine import Engine
+from autopipe.core.live_engine import LiveEngine
 from autopipe.core.plan import StagePlan
 from autopipe.envs.menu import ActionCodec, PlanMenu
 from autopipe.envs.scenario import PipelineModel
@@ -17,7 +17,7 @@ _ASSUMED_SHARE = 0.25
 _AGREEMENT = 0.6
 
 
-def live_profile(engine: Engine, menu: PlanMenu, names: Sequence[str]) -> PipelineModel:
+def live_profile(engine: LiveEngine, menu: PlanMenu, names: Sequence[str]) -> PipelineModel:
     """The menu as a pipeline, with times as the engine knows them. Agreement is a guess."""
     target = _measured(menu.target, engine, engine.plan.names()[-1])
     return _assembled(
@@ -54,7 +54,7 @@ def _assembled(
     return PipelineModel.parse({"target": {"ms": target_ms}, "drafters": entries})
 
 
-def _measured(stage: StagePlan, engine: Engine, name: str) -> dict[int, float] | None:
+def _measured(stage: StagePlan, engine: LiveEngine, name: str) -> dict[int, float] | None:
     if stage.is_ngram or stage.emulated is not None:
         return _emulated(stage)
     found = {int(rows): float(ms) for rows, ms in engine.facts(name).get("step_ms", {}).items() if float(ms) > 0}

@@ -11,6 +11,7 @@ from autopipe.envs.pipeline_sim import PipelineSimEnv
 from autopipe.policies.base import Info, Policy, Reason, Situation, info_mask
 from autopipe.policies.candidates import candidates
 from autopipe.policies.predict import Machine, Predictor
+from autopipe.policies.truth import true_state
 
 SEGMENT_INTERVALS = 6
 SHORTLIST = 10
@@ -67,17 +68,7 @@ class OraclePolicy(Policy):
         if not self._most:
             return [int(index) for index in np.flatnonzero(allowed)]
         world = self._env.world
-        pipeline, conditions = world.scenario.pipeline, world.conditions
-        slots, adapters = self._codec.num_slots, ("", *self._codec.menu.adapters)
-        agreement = np.full((len(adapters), slots), 0.5)
-        slow_down = np.ones(slots + 1)
-        for slot, drafter in enumerate(pipeline.drafters):
-            slow_down[slot] = conditions.slow_down[drafter.name]
-            for index, name in enumerate(adapters):
-                share = drafter.agreement_on(world.upcoming_kind, name) * conditions.agreement[drafter.name]
-                agreement[index, slot] = min(share, 0.995)
-        slow_down[slots] = conditions.slow_down["target"]
-        seconds = self._predictor.seconds_per_token(agreement, slow_down, conditions.contention)
+        seconds = self._predictor.seconds_per_token(*true_state(world, self._codec), world.conditions.contention)
         seconds[~allowed] = np.inf
         best = [int(index) for index in np.argsort(seconds)[: self._most] if allowed[index]]
         extra = [0] if current is None or not allowed[current] else [0, current]

@@ -21,6 +21,7 @@ from autopipe.policies.episode import profile_of
 from autopipe.policies.features import Features, Vector, feature_size
 from autopipe.policies.predict import Machine, Predictor
 from autopipe.policies.random_scenarios import random_scenario
+from autopipe.policies.truth import true_state
 
 _HIDDEN_SHARE = 0.35
 """Share of episodes in which drafters are not scored unless they draft, as it is in engines that do not score them."""
@@ -74,19 +75,10 @@ class TrainingEnv(gymnasium.Env[Vector, NDArray[np.int64]]):
         """The best action by the closed formulas with the true agreement and the true times, the kind of text to come
         included: what imitation learning imitates. The plan in force stays while no other is 1% better."""
         env, codec = self._env, self._env.codec
-        pipeline, conditions, kind = env.world.scenario.pipeline, env.world.conditions, env.world.upcoming_kind
         if self._teacher is None:
-            self._teacher = Predictor(Machine.of(pipeline, codec), candidates(codec))
+            self._teacher = Predictor(Machine.of(env.world.scenario.pipeline, codec), candidates(codec))
         plans = self._teacher.plans
-        slots, adapters = codec.num_slots, ("", *codec.menu.adapters)
-        agreement, slow_down = np.full((len(adapters), slots), 0.5), np.ones(slots + 1)
-        for slot, drafter in enumerate(pipeline.drafters):
-            slow_down[slot] = conditions.slow_down[drafter.name]
-            for index, name in enumerate(adapters):
-                share = drafter.agreement_on(kind, name) * conditions.agreement[drafter.name]
-                agreement[index, slot] = min(share, 0.995)
-        slow_down[slots] = conditions.slow_down["target"]
-        seconds = self._teacher.seconds_per_token(agreement, slow_down, conditions.contention)
+        seconds = self._teacher.seconds_per_token(*true_state(env.world, codec), env.world.conditions.contention)
         seconds[~plans.allowed(self.action_masks())] = np.inf
         current = plans.index(env.world.action)
         if current is not None and env.world.action[0] != OFF:

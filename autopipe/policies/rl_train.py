@@ -10,7 +10,6 @@ from __future__ import annotations
 import json
 import logging
 from collections.abc import Callable
-from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -108,11 +107,12 @@ def train(config: TrainConfig, folder: Path, *, resume: bool = False, say: Say =
         done = load_checkpoint(folder, model, config)
         say(f"resumed at {done} timesteps")
     elif config.imitation_steps and config.algorithm != "recurrent-ppo":
-        lessons = imitate(model, _training_envs(config), config.imitation_steps, config.seed, say, folder)
+        envs = [training_env(config) for _ in range(config.envs)]
+        lessons = imitate(model, envs, config.imitation_steps, config.seed, say, folder)
         say(f"imitated {len(lessons)} decisions; agreement with the teacher {lessons.agreement:.1%}")
     folder.mkdir(parents=True, exist_ok=True)
     model.set_logger(_logger(folder))
-    callback = _Evaluation.callback(config, folder, say)
+    callback = _evaluation(config, folder, say)
     if done == 0:
         evaluate_model(model, config, say, 0)
         save_checkpoint(folder, model, config, 0)
@@ -134,10 +134,7 @@ def make_model(config: TrainConfig, lessons: Lessons) -> Any:
 
     from autopipe.policies.rl_network import FixedNormaliser
 
-    def make(index: int) -> Callable[[], TrainingEnv]:
-        return lambda: training_env(config)
-
-    vector = VecMonitor(DummyVecEnv([make(index) for index in range(config.envs)]))
+    vector = VecMonitor(DummyVecEnv([lambda: training_env(config)] * config.envs))
     vector.seed(config.seed)
     kinds: dict[str, tuple[Any, str]] = {
         "maskable-ppo": (MaskablePPO, "MlpPolicy"),
@@ -201,38 +198,33 @@ def export(model: Any, config: TrainConfig, folder: Path, timesteps: int) -> Non
     save_policy(folder, header, tensors)
 
 
-@dataclass(frozen=True, slots=True)
-class _Evaluation:
+def _evaluation(config: TrainConfig, folder: Path, say: Say) -> BaseCallback:
     """Evaluates and saves every `eval_every` timesteps."""
+    from stable_baselines3.common.callbacks import BaseCallback
 
-    @staticmethod
-    def callback(config: TrainConfig, folder: Path, say: Say) -> BaseCallback:
-        from stable_baselines3.common.callbacks import BaseCallback
+    class Evaluation(BaseCallback):
+        def __init__(self) -> None:
+            super().__init__()
+            self._next = 0
 
-        class Evaluate(BaseCallback):
-            def __init__(self) -> None:
-                super().__init__()
-                self._next = 0
+        def _on_training_start(self) -> None:
+            self._next = self.num_timesteps + config.eval_every
 
-            def _on_training_start(self) -> None:
+        def _on_step(self) -> bool:
+            return True
+
+        def _on_rollout_end(self) -> None:
+            if self.num_timesteps >= self._next:
                 self._next = self.num_timesteps + config.eval_every
+                evaluate_model(self.model, config, say, self.num_timesteps)
+                save_checkpoint(folder, self.model, config, self.num_timesteps)
 
-            def _on_step(self) -> bool:
-                return True
-
-            def _on_rollout_end(self) -> None:
-                if self.num_timesteps >= self._next:
-                    self._next = self.num_timesteps + config.eval_every
-                    evaluate_model(self.model, config, say, self.num_timesteps)
-                    save_checkpoint(folder, self.model, config, self.num_timesteps)
-
-        return Evaluate()
+    return Evaluation()
 
 
 def evaluate_model(model: Any, config: TrainConfig, say: Say, timesteps: int) -> dict[str, Any]:
     """Play a few episodes that training never sees, always the same, without exploration; log `eval/...`."""
-    rewards, plain_s, decode_s = [], 0.0, 0.0
-    ratios = []
+    rewards, ratios = [], []
     for episode in range(_EVAL_EPISODES):
         env = training_env(config)
         vector, _ = env.reset(seed=_EVAL_SEED + episode)
@@ -265,10 +257,6 @@ def evaluate_model(model: Any, config: TrainConfig, say: Say, timesteps: int) ->
 def training_env(config: TrainConfig) -> TrainingEnv:
     """One environment of a run."""
     return TrainingEnv(config.scenarios, config.randomisation, config.env, config.random_share)
-
-
-def _training_envs(config: TrainConfig) -> list[TrainingEnv]:
-    return [training_env(config) for _ in range(config.envs)]
 
 
 def _logger(folder: Path) -> Any:

@@ -14,7 +14,7 @@ from pydantic import Field
 from autopipe.core.config import UserModel
 from autopipe.envs.menu import OFF, Action
 from autopipe.envs.observation import Observation
-from autopipe.policies.base import Info, Policy, Reason, Situation, info_mask, is_allowed
+from autopipe.policies.base import Info, Policy, Reason, Situation, info_mask, is_allowed, is_switch
 
 _log = logging.getLogger(__name__)
 
@@ -110,7 +110,7 @@ class SafePolicy(Policy):
         reason = self._guarded(self._policy.explain)
         action, why = self._settle(wanted, reason, info)
         if not np.array_equal(action, self._action):
-            if action[0] != self._action[0] or action[-1] != self._action[-1]:
+            if is_switch(self._action, action):
                 self._since_change = 0
             self._window.clear()
             self._action = action
@@ -174,9 +174,8 @@ class SafePolicy(Policy):
             return (self._codec.off() if np.array_equal(keep, wanted) else keep), "the plan wanted broke the floor"
         if not keep_possible or np.array_equal(wanted, self._action):
             return wanted, None
-        other_chain = wanted[0] != self._action[0] or wanted[-1] != self._action[-1]
         escaping = self._banned.get(self._action.tobytes(), 0) > self._interval
-        too_early = other_chain and self._since_change <= config.dwell_intervals and not escaping
+        too_early = is_switch(self._action, wanted) and self._since_change <= config.dwell_intervals and not escaping
         too_little = reason.predicted_gain is not None and reason.predicted_gain < config.min_gain and not escaping
         if self._interval > 1 and (too_early or too_little):
             self.stats.held += 1

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from autopipe.core.errors import ConfigError
 from autopipe.envs.menu import Action, ActionCodec
 from autopipe.envs.observation import Observation
 from autopipe.policies.base import Info, Policy, Reason, Situation, info_mask, is_allowed
@@ -56,15 +55,3 @@ def full_chain(codec: ActionCodec) -> Action:
     action = codec.off()
     action[0] = (1 << len(codec.menu.drafters)) - 1
     return action
-
-
-def parse_action(text: str) -> list[int]:
-    """An action written as whole numbers with commas between.
-
-    Raises:
-        ConfigError: anything else.
-    """
-    try:
-        return [int(part) for part in text.split(",")]
-    except ValueError:
-        raise ConfigError("static", text, "whole numbers with commas between, as `MultiDiscrete` takes them") from None

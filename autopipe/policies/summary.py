@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from autopipe.policies.evaluation import OFF, ORACLE, STATIC, Cell
+from autopipe.policies.evaluation_cells import OFF, ORACLE, STATIC, Cell
 
 _RESAMPLES = 2000
 Floats = NDArray[np.float64]

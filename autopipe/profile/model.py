@@ -90,6 +90,11 @@ class Memory(UserModel):
     kv_bytes_per_token: Count | None
     device_bytes: Count | None = None
 
+    @property
+    def resident_bytes(self) -> int:
+        """Shared pages by share, where the system can tell."""
+        return self.rss_bytes if self.pss_bytes is None else self.pss_bytes
+
 
 class StageProfile(UserModel):
     """One neural (or emulated) stage.

@@ -42,9 +42,9 @@ class ProfilePrompt:
     ids: tuple[int, ...]
 
 
-def default_threads() -> tuple[int, ...]:
-    """1, 2, 4, ... up to all cores."""
-    cores = usable_cores()
+def default_threads(cores: int | None = None) -> tuple[int, ...]:
+    """1, 2, 4, ... up to all of so many cores; None: those this process may use."""
+    cores = usable_cores() if cores is None else cores
     counts = [1]
     while 2 * counts[-1] <= cores:
         counts.append(2 * counts[-1])

@@ -17,6 +17,7 @@ from autopipe.core.engine import Engine
 from autopipe.core.errors import AutoPipeError, ConfigError
 from autopipe.core.plan import Plan, StagePlan
 from autopipe.core.sampling import SamplingParams
+from autopipe.profile.run import default_threads
 
 AS_IT_IS = "as it is"
 """The plan without a change."""
@@ -48,8 +49,7 @@ def core_splits(plan: Plan, cores: Sequence[int] | None = None) -> dict[str, Pla
     """
     cores = sorted(os.sched_getaffinity(0)) if cores is None else list(cores)
     num_stages = len(neural_stages(plan))
-    counts = sorted({1, len(cores), *(1 << power for power in range(1, 10) if 1 << power < len(cores))})
-    combinations = list(itertools.product(counts, repeat=num_stages))
+    combinations = list(itertools.product(default_threads(len(cores)), repeat=num_stages))
     if len(combinations) > _MOST:
         fitting = [each for each in combinations if sum(each) <= len(cores)]
         largest = sorted(fitting, key=sum, reverse=True)[: _MOST - 1]

@@ -7,9 +7,9 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
-from weakref import WeakValueDictionary
 
 from autopipe.core.errors import QueueFullError, UnsupportedModelError
+from autopipe.core.live_engine import LiveEngine
 from autopipe.core.plan import Plan
 from autopipe.core.request import RequestHandle
 from autopipe.core.sampling import SamplingParams
@@ -39,14 +39,12 @@ class EngineHost(Protocol):
     tokenizer: Any
     sharing: str
     """How requests share the pipeline, in words."""
-    find_handle: Callable[[int], RequestHandle | None] | None
-    """The handle of a request by its id, where several run at once; None where they take turns."""
 
     @property
     def plan(self) -> Plan: ...
 
     @property
-    def engine(self) -> Any:
+    def engine(self) -> LiveEngine:
         """What a `RuntimeController` works on."""
 
     @property
@@ -98,7 +96,6 @@ class _Host:
     """What both kinds of engines do alike."""
 
     sharing = ""
-    find_handle: Callable[[int], RequestHandle | None] | None = None
 
     def __init__(self, pipe: AutoPipe) -> None:
         self._pipe = pipe
@@ -190,13 +187,9 @@ class SharedHost(_Host):
     def __init__(self, pipe: AutoPipe) -> None:
         super().__init__(pipe)
         self._shared: SharedEngine = self.engine
-        self._handles: WeakValueDictionary[int, RequestHandle] = WeakValueDictionary()
-        self.find_handle = self._handles.get
 
     def submit(self, prompt: Sequence[int], params: SamplingParams, **options: Any) -> RequestHandle:
-        handle = self._submit(prompt, params, options)
-        self._handles[handle.id] = handle
-        return handle
+        return self._submit(prompt, params, options)
 
     def load(self) -> Load:
         load = self._shared.load()

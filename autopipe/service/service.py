@@ -18,7 +18,7 @@ from autopipe.core.request import Outcome
 from autopipe.core.sampling import SamplingParams
 from autopipe.service.config import ServiceConfig
 from autopipe.service.control import Control
-from autopipe.service.errors import from_engine, invalid, unavailable
+from autopipe.service.errors import ApiError, from_engine, invalid, unavailable
 from autopipe.service.events import EventHub
 from autopipe.service.generation import Choice, Ended
 from autopipe.service.host import EngineHost, Opener
@@ -161,13 +161,13 @@ class Service:
         if self.load_error is not None:
             raise unavailable("the models could not be loaded; the server's log says why", "dead", 60)
         if self._host is None:
-            raise unavailable("the models are loading; try again in a moment", "loading", 2)
+            raise _loading()
         return self._host
 
     @property
     def texts(self) -> TokenTexts:
         if self._texts is None:
-            raise unavailable("the models are loading; try again in a moment", "loading", 2)
+            raise _loading()
         return self._texts
 
     def open_choices(
@@ -255,7 +255,7 @@ class Service:
         """
         self.ready()
         if self._control is None:
-            raise unavailable("the models are loading; try again in a moment", "loading", 2)
+            raise _loading()
         return self._control
 
     def status(self) -> dict[str, Any]:
@@ -266,6 +266,10 @@ class Service:
         with contextlib.suppress(AutoPipeError):
             return {**head, **self._control.status()}
         return {**head, **empty_status()}
+
+
+def _loading() -> ApiError:
+    return unavailable("the models are loading; try again in a moment", "loading", 2)
 
 
 def choice_key(key: str, number: int) -> str:
@@ -286,5 +290,5 @@ def _open_journal(config: ServiceConfig) -> Journal | None:
 
 def _fingerprint(plan: Plan) -> str:
     """Of what determines the output: the target and exactness; drafters, windows and mode do not."""
-    identity = f"{sorted(plan.target.identity().items(), key=lambda item: item[0])}{plan.exact}{plan.verification}"
+    identity = f"{sorted(plan.target.identity().items())}{plan.exact}{plan.verification}"
     return "fp_" + hashlib.blake2b(identity.encode(), digest_size=6).hexdigest()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from collections import Counter
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from autopipe.core.stats import StageReport
 
@@ -84,8 +84,4 @@ class StageTotals:
 
 
 def _copy(total: StageTotal) -> StageTotal:
-    copy = StageTotal(
-        total.forwards, total.proposed, total.accepted, total.emitted, total.rollbacks, total.busy_s
-    )  # fmt: skip
-    copy.verifications.update(total.verifications)
-    return copy
+    return replace(total, verifications=total.verifications.copy())

@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 
 WORKER = "worker"
 """User attribute of a trial: who runs it, as host, process and the process's start."""
+ERROR = "error"
+"""User attribute of a failed trial: why."""
 RETRY_OF = "retry_of"
 """User attribute of a trial: number of the lost trial that it stands in for."""
 
@@ -80,7 +82,7 @@ def take_back_lost(study: Study, *, retry: bool = True) -> int:
         if trial._trial_id not in stale and not _worker_is_gone(trial):
             continue
         try:
-            storage.set_trial_user_attr(trial._trial_id, "error", "its worker ended before the trial did")
+            storage.set_trial_user_attr(trial._trial_id, ERROR, "its worker ended before the trial did")
             if not storage.set_trial_state_values(trial._trial_id, state=TrialState.FAIL):
                 continue
         except UpdateFinishedTrialError:
@@ -96,7 +98,7 @@ def put_back(study: Study, trial: Trial) -> None:
     from optuna.trial import TrialState
 
     study.enqueue_trial(dict(trial.params), user_attrs={RETRY_OF: trial.number})
-    trial.set_user_attr("error", "interrupted")
+    trial.set_user_attr(ERROR, "interrupted")
     study.tell(trial, state=TrialState.FAIL)
 
 
@@ -105,8 +107,7 @@ class Heartbeat:
 
     def __init__(self, study: Study) -> None:
         self._storage = study._storage
-        interval = getattr(self._storage, "get_heartbeat_interval", lambda: None)()
-        self._enabled = interval is not None
+        self._enabled = _keeps_heartbeats(self._storage)
         self._running: set[int] = set()
         self._lock = threading.Lock()
         self._stop = threading.Event()
@@ -162,9 +163,11 @@ def sign(trial: Trial) -> Trial:
 
 def _stale_ids(study: Study) -> list[int]:
     storage: Any = study._storage
-    if getattr(storage, "get_heartbeat_interval", lambda: None)() is None:
-        return []
-    return list(storage._get_stale_trial_ids(study._study_id))
+    return list(storage._get_stale_trial_ids(study._study_id)) if _keeps_heartbeats(storage) else []
+
+
+def _keeps_heartbeats(storage: Any) -> bool:
+    return getattr(storage, "get_heartbeat_interval", lambda: None)() is not None
 
 
 def _worker_is_gone(trial: FrozenTrial) -> bool:

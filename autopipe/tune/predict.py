@@ -93,8 +93,7 @@ class Predictor:
             measured = find_stage(self.profile, stage, "chain")
             memory = measured.memory
             cache = self._longest * (memory.kv_bytes_per_token or 0)
-            resident = memory.pss_bytes if memory.pss_bytes is not None else memory.rss_bytes
-            found["cpu"] = found.get("cpu", 0) + resident
+            found["cpu"] = found.get("cpu", 0) + memory.resident_bytes
             if measured.device in ("", "cpu"):
                 found["cpu"] += cache
             else:

@@ -18,10 +18,10 @@ from typing import TYPE_CHECKING, Any, Protocol
 from autopipe.core.errors import AutoPipeError
 from autopipe.core.plan import Plan
 from autopipe.profile import ProfilePrompt
-from autopipe.tune.claims import Heartbeat, sign, take_back_lost
+from autopipe.tune.claims import ERROR, Heartbeat, sign, take_back_lost
 from autopipe.tune.cost import Cost
 from autopipe.tune.live import OutOfTimeError, Run, is_out_of_memory, models_of
-from autopipe.tune.search import ERROR, PLAN, Found
+from autopipe.tune.search import PLAN, Found
 
 if TYPE_CHECKING:
     from optuna import Study
@@ -260,7 +260,7 @@ class _Race:
     def _add_plain_trial(self) -> None:
         from optuna.trial import create_trial
 
-        steps = {place: 1.0 for place in self._order}
+        steps = dict.fromkeys(self._order, 1.0)
         attrs = {PLAN: self._plain.model_dump(mode="json", exclude_defaults=True), "name": "plain"}
         self._study.add_trial(create_trial(value=1.0, intermediate_values=steps, user_attrs=attrs))
 

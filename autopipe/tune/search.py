@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from autopipe.core.errors import AutoPipeError, ConfigError
 from autopipe.core.plan import Plan
-from autopipe.tune.claims import Heartbeat, ask_for, claim, claim_new, put_back, take_back_lost
+from autopipe.tune.claims import ERROR, Heartbeat, ask_for, claim, claim_new, put_back, take_back_lost
 from autopipe.tune.limits import Limits
 from autopipe.tune.objective import Goal, better_first, values
 from autopipe.tune.predict import Prediction, Predictor
@@ -24,8 +24,6 @@ if TYPE_CHECKING:
 
 PLAN = "plan"
 """User attribute of a trial: its plan, as a mapping."""
-ERROR = "error"
-"""User attribute of a failed trial: why."""
 
 Callback = Callable[["Study", "FrozenTrial"], None]
 Advance = Callable[[int], None]

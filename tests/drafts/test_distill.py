@@ -13,7 +13,9 @@ from safetensors.torch import load_file
 from autopipe.core.errors import ConfigError
 from autopipe.core.models import load_config, load_state, resolve
 from autopipe.core.models.shared_base import read_drafter_info, read_head_ids, truncated_base
-from autopipe.drafts.distill import Distiller, DistillOptions, schedule
+from autopipe.drafts.distill import Distiller
+from autopipe.drafts.distill_optimizer import schedule
+from autopipe.drafts.distill_options import DistillOptions
 from tests.drafts.distilling import KINDS, tiny_answers, tiny_target
 
 OPTIONS = DistillOptions(

@@ -4,7 +4,9 @@ import pytest
 
 from autopipe.core.errors import ConfigError
 from autopipe.policies import evaluation
-from autopipe.policies.evaluation import changes, evaluate, find_scenarios, heldout_names
+from autopipe.policies.evaluation import evaluate
+from autopipe.policies.evaluation_cells import CURVE_POINTS, Cell, Task
+from autopipe.policies.evaluation_scenarios import changes, find_scenarios, heldout_names
 from autopipe.policies.summary import Estimate, make_rows
 from tests.envs.scenes import pipeline, scenario
 
@@ -24,10 +26,10 @@ def test_every_policy_gets_a_row_beside_the_yardsticks(tmp_path: Path) -> None:
     assert rows["static"].plan.startswith("small(")
     assert rows["bandit"].seeds == 2
     assert rows["bandit"].regret >= -5
-    assert len(rows["bandit"].regret_curve) == evaluation.CURVE_POINTS
+    assert len(rows["bandit"].regret_curve) == CURVE_POINTS
     assert rows["bandit"].energy_of_plain is not None
 
-    def refuse(task: evaluation.Task) -> evaluation.Cell:
+    def refuse(task: Task) -> Cell:
         raise AssertionError("played again")
 
     with pytest.MonkeyPatch.context() as patched:

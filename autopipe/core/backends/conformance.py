@@ -209,7 +209,7 @@ def too_long_a_rollback_is_an_error(subject: Subject) -> None:
     expected = _continued(subject, prompt, text)
     backend.prefill(prompt)
     for length in (-1, len(prompt) + 1, len(prompt) + 1000):
-        _require_error(check, RollbackError, lambda: backend.rollback(length), f"a roll-back to {length}")  # noqa: B023
+        _require_error(check, RollbackError, lambda: backend.rollback(length), f"a roll-back to {length}")  # noqa: B023 - called at once
         _require(check, backend.length == len(prompt), f"length is {backend.length} after a refused roll-back")
     _require_same(check, backend.forward(text), expected, "a refused roll-back")
 
@@ -223,7 +223,7 @@ def bad_ids_are_refused(subject: Subject) -> None:
     backend.prefill(prompt)
     for ids in ([], [-1], [backend.vocab_size], [*text[:2], backend.vocab_size + 5]):
         for call in (backend.prefill, backend.forward):
-            _require_error(check, ConfigError, lambda: call(ids), f"ids {ids}")  # noqa: B023
+            _require_error(check, ConfigError, lambda: call(ids), f"ids {ids}")  # noqa: B023 - called at once
             _require(check, backend.length == len(prompt), f"length is {backend.length} after ids {ids}")
     _require_same(check, backend.forward(text), expected, "refused ids")
 
@@ -237,7 +237,7 @@ def context_overflow_is_refused(subject: Subject) -> None:
     backend.prefill(prompt)
     too_many = [text[0]] * (backend.max_length - backend.length + 1)
     for call in (backend.prefill, backend.forward):
-        _require_error(check, ContextLengthError, lambda: call(too_many), "one token too many")  # noqa: B023
+        _require_error(check, ContextLengthError, lambda: call(too_many), "one token too many")  # noqa: B023 - called at once
         _require(check, backend.length == len(prompt), f"length is {backend.length} after one token too many")
     _require_same(check, backend.forward(text), expected, "an overflow that was refused")
     if backend.max_length <= _FILLABLE:

@@ -52,7 +52,7 @@ class CudaRunner(PaddedRunner):
         self._graphs: dict[tuple[int, int], _Graph] = {}
 
     @property
-    def description(self) -> str:  # type: ignore[override]
+    def description(self) -> str:
         how = "CUDA graphs" if self._use_graphs else "no graphs"
         return f"{how} on {self.decoder.device}, {'8 rows' if self.exact else 'row buckets'}"
 
@@ -88,7 +88,7 @@ class CudaRunner(PaddedRunner):
         ids = torch.zeros(rows, dtype=torch.int64, device=device)
         positions = torch.zeros_like(ids)
         slots = torch.full_like(ids, self.decoder.capacity)  # padding only: warming up must not touch the cache
-        stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+        stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]  # untyped in torch
         stream.wait_stream(torch.cuda.current_stream(device))
         with torch.cuda.stream(stream):
             for _ in range(_WARMUP_RUNS):

@@ -235,7 +235,7 @@ class NativeRunner(Runner):
         self.kv_bytes_per_token = self._model.page_elements * dtype.itemsize // PAGE_TOKENS
 
     @property
-    def description(self) -> str:  # type: ignore[override]
+    def description(self) -> str:
         quantised = f", {self._weights.weights.name.lower()} weights" if self._weights.weights.quantised else ""
         return f"native kernels, {self._weights.isa}, {self._threads} threads{quantised}"
 

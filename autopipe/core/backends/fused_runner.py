@@ -13,13 +13,16 @@ class Runner(ABC):
 
     Attributes:
         exact: a row's logits are bitwise the same however tokens are grouped into calls.
-        description: for cost notes, e.g. which instruction set is used.
     """
 
     exact: bool
-    description: str
     weight_bytes: int
     kv_bytes_per_token: int
+
+    @property
+    @abstractmethod
+    def description(self) -> str:
+        """For cost notes, e.g. which instruction set is used."""
 
     @abstractmethod
     def run(self, ids: Sequence[int], position: int, num_logits: int) -> torch.Tensor:

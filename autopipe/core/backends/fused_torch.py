@@ -254,7 +254,7 @@ class TorchRunner(PaddedRunner):
             self.set_threads(threads)
 
     @property
-    def description(self) -> str:  # type: ignore[override]
+    def description(self) -> str:
         return "torch, padded fixed shapes" if self.exact else "torch, row buckets"
 
     def set_threads(self, threads: int) -> None:

@@ -164,7 +164,7 @@ class _WholeVocabulary(Runner):
         self._logits = torch.empty(0, vocab_size)
 
     @property
-    def description(self) -> str:  # type: ignore[override]
+    def description(self) -> str:
         return f"{self._inner.description}, head of {len(self._head_ids)} tokens"
 
     def run(self, ids: Sequence[int], position: int, num_logits: int) -> torch.Tensor:

@@ -12,7 +12,7 @@ every model, but no faster for several tokens. A check at load finds out which.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -24,6 +24,7 @@ from autopipe.core.backends.transformers_cache import RollbackLayer, Step, rollb
 from autopipe.core.backends.transformers_check import check_at_load
 from autopipe.core.backends.transformers_layout import Layout
 from autopipe.core.backends.transformers_linear import KernelLinears, fits_kernels, weight_bytes
+from autopipe.core.backends.transformers_moves import Moved, move_layers
 from autopipe.core.errors import ConfigError, ContextLengthError, RollbackError, UnsupportedModelError
 from autopipe.core.kernels.formats import WeightFormat
 from autopipe.core.kernels.native import default_threads
@@ -126,6 +127,7 @@ class TransformersBackend(StageBackend):
         self._device = self._model.get_input_embeddings().weight.device
         self._keeps_logits = "logits_to_keep" in inspect.signature(type(self._model).forward).parameters
         self._cache_argument = _cache_argument(self._model)
+        self.device_map = dict(device_map) if isinstance(device_map, dict) else None
         self._ids: list[int] = []
         self._step = Step()
         self._cache = rollback_cache(config, self._step)
@@ -155,6 +157,23 @@ class TransformersBackend(StageBackend):
             torch.set_num_threads(1)
         else:
             torch.set_num_threads(threads or default_threads())
+
+    def place(self, device_map: Mapping[str, int | str]) -> Moved:
+        """Move layers, and what is cached of them, to other devices.
+
+        Raises:
+            ConfigError, ModelLoadError: not possible; call it again with the map before.
+            UnsupportedModelError: the layers run on our kernels, which are for CPUs.
+        """
+        if self._linears is None:
+            moved = move_layers(self._model, self._cache.layers, device_map)
+        elif set(device_map.values()) == {"cpu"}:
+            moved = Moved()
+        else:
+            raise UnsupportedModelError(f"{self.name}: its layers run on the native kernels, on the CPU only")
+        self.device_map = dict(device_map)
+        self._device = self._model.get_input_embeddings().weight.device
+        return moved
 
     def give_up_kernels(self) -> None:
         """Go back to the model's own linear layers, while that is possible: during the check at load.

@@ -36,18 +36,29 @@ class Step:
     num_keys: int = 0
 
 
-class RollbackLayer(DynamicLayer):  # type: ignore[misc]
+@dataclass(slots=True)
+class _Copy:
+    """Keys and values left on a device, right up to `length`."""
+
+    keys: torch.Tensor
+    values: torch.Tensor
+    length: int
+
+
+class RollbackLayer(DynamicLayer):  # type: ignore[misc]  # transformers is not typed
     """Keys and values of one layer, [1, heads, capacity, head_dim] each. Positions not stored hold zeros."""
 
     def __init__(self, step: Step, sliding_window: int | None = None) -> None:
         super().__init__()
         self.keys: Any = None
         self.values: Any = None
+        self.device: Any = None
         self.is_initialized: bool = False
         self.is_sliding: bool = sliding_window is not None
         self.sliding_window = sliding_window
         self._step = step
         self._length = 0
+        self._left: dict[torch.device, _Copy] = {}
 
     def update(
         self, key_states: torch.Tensor, value_states: torch.Tensor, *args: Any, **kwargs: Any
@@ -78,6 +89,32 @@ class RollbackLayer(DynamicLayer):  # type: ignore[misc]
             self.keys[:, :, length : self._length] = 0
             self.values[:, :, length : self._length] = 0
         self._length = min(length, self._length)
+        for copy in self._left.values():
+            copy.length = min(copy.length, length)
+        if length == 0:
+            self._left.clear()
+
+    def place(self, device: torch.device) -> tuple[int, int]:
+        """Be on `device` from now on, with the positions copied that it lacks; what was stored elsewhere stays there.
+
+        Returns:
+            Bytes copied, and bytes of all positions stored.
+        """
+        if not self.is_initialized or self.device == device:
+            return 0, 0
+        here = self._left.pop(device, None)
+        if here is None or here.keys.shape != self.keys.shape:
+            here = _Copy(torch.zeros_like(self.keys, device=device), torch.zeros_like(self.values, device=device), 0)
+        self._left[self.device] = _Copy(self.keys, self.values, self._length)
+        lacking = slice(here.length, self._length)
+        per_position = 0
+        for to, source in ((here.keys, self.keys), (here.values, self.values)):
+            if here.length < self._length:
+                to[:, :, lacking] = source[:, :, lacking].to(device)
+            to[:, :, self._length :] = 0
+            per_position += source[:, :, :1].numel() * source.element_size()
+        self.keys, self.values, self.device = here.keys, here.values, device
+        return per_position * (self._length - here.length), per_position * self._length
 
     def _reserve(self, num_positions: int, key_states: torch.Tensor, value_states: torch.Tensor) -> None:
         capacity = self.keys.shape[2] if self.is_initialized else 0
@@ -85,7 +122,8 @@ class RollbackLayer(DynamicLayer):  # type: ignore[misc]
             return
         capacity = max(num_positions, 2 * capacity, _FIRST_CAPACITY)
         old = (self.keys, self.values) if self.is_initialized else None
-        self.device, self.dtype = key_states.device, key_states.dtype
+        if old is None:
+            self.device, self.dtype = key_states.device, key_states.dtype
         self.keys = key_states.new_zeros(1, key_states.shape[1], capacity, key_states.shape[3])
         self.values = value_states.new_zeros(1, value_states.shape[1], capacity, value_states.shape[3])
         if old is not None:

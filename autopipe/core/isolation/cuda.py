@@ -22,9 +22,9 @@ def use_stream(device: str, priority: StreamPriority) -> str | None:
     if not torch.cuda.is_available() or not device.startswith("cuda"):
         return f"stream priority {priority.value!r} has no effect on {device}"
     # 0 and a negative number: the lower, the sooner.
-    least, greatest = torch.cuda.Stream.priority_range()  # type: ignore[call-arg]
+    least, greatest = torch.cuda.Stream.priority_range()  # type: ignore[call-arg]  # static, typed as a method
     value = greatest if priority is StreamPriority.HIGH else least
-    torch.cuda.set_stream(torch.cuda.Stream(torch.device(device), priority=value))  # type: ignore[no-untyped-call]
+    torch.cuda.set_stream(torch.cuda.Stream(torch.device(device), priority=value))  # type: ignore[no-untyped-call]  # untyped in torch
     return None
 
 
@@ -42,7 +42,7 @@ def pin(array: npt.NDArray[Any], runtime: Any = None) -> str | None:
 
         if not torch.cuda.is_available():
             return "token rings are not pinned: there is no CUDA device"
-        runtime = torch.cuda.cudart()  # type: ignore[no-untyped-call]
+        runtime = torch.cuda.cudart()  # type: ignore[no-untyped-call]  # untyped in torch
     page = 4096
     start = array.ctypes.data // page * page
     size = -(-(array.ctypes.data + array.nbytes - start) // page) * page

@@ -100,7 +100,7 @@ def check_lora(folder: str, state: Mapping[str, torch.Tensor]) -> None:
         raise UnsupportedModelError(f"adapter {folder}: {reason}")
     try:
         with safe_open(_tensor_file(folder), framework="pt") as file:
-            shapes = {name: tuple(file.get_slice(name).get_shape()) for name in file.keys()}  # noqa: SIM118
+            shapes = {name: tuple(file.get_slice(name).get_shape()) for name in file.keys()}  # noqa: SIM118 - not a dict: it cannot be iterated
     except (OSError, SafetensorError) as error:
         raise ModelLoadError(f"adapter {folder}: its tensors cannot be read: {error}") from None
     _check_shapes(folder, config, shapes, _shapes(state))

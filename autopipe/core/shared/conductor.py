@@ -1,26 +1,23 @@
 """What a shared engine's thread does: pass requests to the worker and tokens to their handles, survive faults.
 
-The conductor is used by that one thread only; everybody else puts commands into its mailbox. Its counters may be read
-from anywhere.
+Its counters may be read from anywhere.
 """
 
 from __future__ import annotations
 
-import logging
 import threading
 from collections import deque
 from collections.abc import Iterable, Mapping
 from concurrent.futures import Future
 
-import numpy as np
-
 from autopipe.core.chain import neural_names
 from autopipe.core.channel import ChannelClosedError, Message
-from autopipe.core.errors import AutoPipeError, ConfigError, EngineClosedError, TargetDiedError, rebuild_error
+from autopipe.core.conductor_base import IDLE_WATCH_S, WATCH_S, ConductorBase
+from autopipe.core.errors import AutoPipeError, EngineClosedError, TargetDiedError, rebuild_error
 from autopipe.core.gating import StepCosts
-from autopipe.core.mailbox import Mailbox
 from autopipe.core.plan import Plan
 from autopipe.core.processes import WorkerState
+from autopipe.core.remote_processor import process_row
 from autopipe.core.request import Outcome, RequestHandle, TokenBlock
 from autopipe.core.shared.drafting import DraftingConfig
 from autopipe.core.shared.keeper import WorkerKeeper, threads_of
@@ -29,36 +26,24 @@ from autopipe.core.shared.options import SharingOptions
 from autopipe.core.shared.throughput import FinishRate
 from autopipe.core.stats import StageReport, StageStats
 
-_log = logging.getLogger(__name__)
-
-_WATCH_S = 0.1
-_IDLE_WATCH_S = 1.0
 _MAX_LOSSES = 3
 """Workers that may die in a row before everybody who waits is told."""
 
 
-class SharedConductor:
+class SharedConductor(ConductorBase):
     """Runs many requests on one worker.
 
     Attributes:
-        plan: the plan in force.
-        target_facts: what the target said when it was ready.
-        fallbacks: what has not gone as planned so far, in words.
-        num_tokens: output tokens of all requests so far.
         cache: what the worker said last of its prefix cache.
         costs: seconds of a step by rows.
         finishing: how fast requests end.
     """
 
     def __init__(self, plan: Plan, options: SharingOptions, load_timeout_s: float) -> None:
-        self.plan = plan
-        self.target_facts: Message = {}
-        self.fallbacks: list[str] = []
-        self.num_tokens = 0
+        super().__init__(plan)
         self.cache: Mapping[str, int] = {}
         self.costs: StepCosts | None = None
         self.finishing = FinishRate()
-        self.mailbox = Mailbox()
         self.keeper = WorkerKeeper(self.mailbox, options, load_timeout_s)
         self._gate = threading.Lock()
         self._open: dict[int, OpenRequest] = {}
@@ -101,20 +86,9 @@ class SharedConductor:
 
     # -- the thread -----------------------------------------------------------------------------------------
 
-    def run(self) -> None:
-        """Returns once the mailbox is closed and everything has ended."""
-        try:
-            while not self.mailbox.closed:
-                self._turn()
-        except BaseException:  # whatever it is, it must not leave callers waiting for ever
-            _log.exception("the engine failed")
-        finally:
-            self.mailbox.close()
-            self._shut_down()
-
     def _turn(self) -> None:
         busy = bool(self._open) or self.keeper.loading
-        self.keeper.listen(_WATCH_S if busy else _IDLE_WATCH_S)
+        self.keeper.listen(WATCH_S if busy else IDLE_WATCH_S)
         self._hear()
         for command in self.mailbox.take():
             command()
@@ -132,7 +106,6 @@ class SharedConductor:
         self.keeper.close()
 
     def start_plan(self, plan: Plan, done: Future[None]) -> None:
-        """Put `plan` in force; `done` learns when it is, or why not."""
         if self.mailbox.closed:
             done.set_exception(EngineClosedError("the engine was closed"))
             return
@@ -148,7 +121,6 @@ class SharedConductor:
         self._load()
 
     def withdraw_plan(self, done: Future[None]) -> None:
-        """Nobody waits for `done` any more."""
         if self._loading is done:
             self._loading = None
 
@@ -282,17 +254,11 @@ class SharedConductor:
         request, worker = self._open.get(message["request"]), self.keeper.worker
         if worker is None or request is None or request.handle.processor is None:
             return  # it has ended; the worker has been told, or will be
-        row = worker.slot.logits(message["vocab"])
         try:
-            processed = np.asarray(request.handle.processor(message["prefix"], row.copy()))
-            if processed.shape != row.shape:
-                raise ConfigError("logits_processor", processed.shape, f"scores of shape {row.shape}")
-            row[:] = processed
+            self.keeper.send(process_row(worker.slot, request.handle.processor, message))
         except BaseException as error:  # the user's own code, whatever it raises: the user gets it back
             self.keeper.send({"type": "end", "request": request.handle.id})
             self._end(request, error)
-            return
-        self.keeper.send({"type": "processed", "request": request.handle.id})
 
     def _lose(self, why: str) -> None:
         """The worker is gone, or must go: fail what it had begun, and start another one for what it had not."""
@@ -318,8 +284,6 @@ class SharedConductor:
             self._saving.popleft().set_exception(error)
 
     def _note(self, text: str) -> None:
-        if text not in self.fallbacks:
-            _log.warning("%s", text)
-            self.fallbacks.append(text)
+        super()._note(text)
         for request in self._unfinished():
             request.fallbacks.append(text)

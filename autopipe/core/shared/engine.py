@@ -110,6 +110,11 @@ class SharedEngine(EngineBase[SharedConductor]):
         costs = self._conductor.costs
         return None if costs is None else costs.seconds(num_rows)
 
+    def load_factor(self) -> float:
+        """Seconds of plain decoding's step with the requests that run now, relative to a step with one."""
+        one, now = self.step_s(1), self.step_s(max(1, self.num_running))
+        return now / one if one and now else 1.0
+
     def cache_stats(self) -> dict[str, int]:
         """Prefix cache and KV memory, as of the last step: hits, reused (tokens), evictions, sequences, preemptions,
         kv_bytes."""
@@ -155,6 +160,7 @@ class SharedEngine(EngineBase[SharedConductor]):
             self._check_room()
             handle = RequestHandle(next(self._numbers), ids, params, eos, processor, trace, self._cancel)
             self._conductor.admit(OpenRequest(handle, given, self._conductor.new_stats()))
+            self._recent.append(handle)
         return handle
 
     def _checked_output(self, output: Sequence[int], params: SamplingParams, eos: Sequence[int]) -> list[int]:

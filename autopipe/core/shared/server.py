@@ -17,6 +17,7 @@ from autopipe.core.channel import Channel, Message
 from autopipe.core.errors import AutoPipeError, ConfigError, TokenizerMismatchError
 from autopipe.core.isolation import isolate
 from autopipe.core.plan import StagePlan
+from autopipe.core.remote_processor import remote_processor
 from autopipe.core.sampling import SamplingParams
 from autopipe.core.shared.drafting import DraftingConfig
 from autopipe.core.shared.options import SharingOptions
@@ -24,8 +25,6 @@ from autopipe.core.shared.options import SharingOptions
 if TYPE_CHECKING:
     from autopipe.core.ngram import NgramDrafter
     from autopipe.core.ngram_online import OnlineNgrams
-    from autopipe.core.noise import Float32Array
-    from autopipe.core.processors import CustomProcessor
     from autopipe.core.shared.pipeline import SharedPipeline
     from autopipe.core.shared.sequence import Served, StepReport
 
@@ -204,7 +203,9 @@ class SharedServer:
             vocab_size=pipeline.runner.vocab_size,
             eos_token_ids=message["eos"],
             prompt_length=len(prompt),
-            processor=self._remote_processor(number) if message["processor"] else None,
+            processor=remote_processor(self._channel, self._slot, number, self._postponed.append)
+            if message["processor"]
+            else None,
         )
         pipeline.begin(
             SharedRequest(
@@ -218,27 +219,6 @@ class SharedServer:
         )
 
     # -- answers --------------------------------------------------------------------------------------------
-
-    def _remote_processor(self, request: int) -> CustomProcessor:
-        """The user's logits processor lives in the parent: send it the row, take the row it sends back."""
-
-        def process(prefix: list[int], row: Float32Array) -> Float32Array:
-            shared = self._slot.logits(row.size)
-            shared[:] = row
-            self._slot.deadline_ns = 0  # the user's own code may take its time
-            self._channel.send({"type": "process", "request": request, "prefix": prefix, "vocab": row.size})
-            while True:
-                self._channel.wait()
-                message = self._channel.receive()
-                if message is None:
-                    continue
-                if message["type"] == "processed" and message["request"] == request:
-                    return shared.copy()
-                self._postponed.append(message)
-                if message["type"] == "shutdown" or (message["type"] == "end" and message["request"] == request):
-                    raise AutoPipeError("ended while its logits were being processed")
-
-        return process
 
     def _fail(self, kind: str, error: Exception) -> None:
         if not isinstance(error, AutoPipeError):

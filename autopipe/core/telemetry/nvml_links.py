@@ -55,7 +55,7 @@ class Links:
         values = self._ask("fields", lambda: self._nvml.call("nvmlDeviceGetFieldValues", handle, ids))
         found = {}
         for name, value in zip(names, values or (), strict=False):
-            if self._ask(f"{name}_counter", lambda value=value: self._answered(value)):  # type: ignore[misc]
+            if self._ask(f"{name}_counter", lambda value=value: self._answered(value)):  # type: ignore[misc]  # a default makes the type of a lambda unknown
                 found[name] = self._counter(value)
         return found
 
@@ -72,7 +72,7 @@ class Links:
         """NVML's own meter, in KB/s over its last 20 ms; between two askings the last answer stands."""
         if self._metered is None or time_s - self._metered[0] >= _SLOW_METER_EVERY_S:
             tx, rx = (
-                self._ask(f"pcie_meter_{which}", lambda which=which: self._metered_rate(handle, which))  # type: ignore[misc]
+                self._ask(f"pcie_meter_{which}", lambda which=which: self._metered_rate(handle, which))  # type: ignore[misc]  # a default makes the type of a lambda unknown
                 for which in (0, 1)
             )
             self._metered = (time_s, tx, rx)
