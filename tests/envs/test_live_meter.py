@@ -19,10 +19,20 @@ from tests.envs.scenes import emulated_plan
 REQUEST = LiveRequest((1, 2, 3), PromptKind.CODE, SamplingParams(max_new_tokens=50))
 
 
+class Idle:
+    """What a meter asks an engine for, between requests."""
+
+    def progress(self) -> tuple[int, list[StageReport]] | None:
+        return None
+
+    def load_factor(self) -> float:
+        return 1.0
+
+
 @pytest.fixture
 def meter() -> LiveMeter:
     codec = ActionCodec(SpaceConfig(), PlanMenu.from_plan(emulated_plan()))
-    engine: Any = None  # asked for nothing here
+    engine: Any = Idle()
     return LiveMeter(engine, codec, telemetry=False, device=None)
 
 
@@ -68,14 +78,14 @@ def test_stage_figures_go_to_the_slot_of_their_name(meter: LiveMeter) -> None:
 
 
 def test_an_engine_that_reports_progress_is_not_counted_twice(meter: LiveMeter) -> None:
-    class Reporting:
+    class Reporting(Idle):
         def progress(self) -> tuple[int, list[StageReport]]:
             return 7, [report("small", proposed=10, accepted=5), report("target", forwards=5)]
 
     meter._engine = Reporting()  # type: ignore[assignment]
     first = meter.measure([block(0.1, 4, 5)], ACTION, plain=False).slots
     again = meter.measure([block(0.1, 4, 9)], ACTION, plain=False).slots
-    meter._engine = None  # type: ignore[assignment]
+    meter._engine = Idle()  # type: ignore[assignment]
     stages = [report("small", proposed=40, accepted=20), report("target", forwards=9)]
     end = meter.measure([RequestEnd(7, 0, RequestStats(stages=stages))], ACTION, plain=False).slots
     assert [slots.proposed[0] for slots in (first, again, end)] == [10, 0, 30]
