@@ -13,6 +13,7 @@ from autopipe.core.worker_process import run_worker
 
 _HEAVY = (
     "transformers.models.auto.configuration_auto",
+    "transformers.activations",  # what any model's config imports, and slow
     "autopipe.core.backends.fused",
     "autopipe.core.stage",
 )

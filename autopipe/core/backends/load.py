@@ -251,7 +251,7 @@ def _device(stage: StagePlan, key: str) -> str:
         return "cuda"
     if stage.device == "cpu":
         return "cpu"
-    from autopipe.core.backends.transformers_loading import choose_device
+    from autopipe.core.backends.devices import choose_device
 
     return str(choose_device(stage.device, _sibling(key, "device")))
 

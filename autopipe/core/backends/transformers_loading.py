@@ -6,30 +6,13 @@ from typing import Any
 
 import torch
 
+from autopipe.core.backends.devices import choose_device
 from autopipe.core.backends.transformers_attention import NAME
-from autopipe.core.errors import ConfigError, ModelLoadError, UnsupportedModelError
+from autopipe.core.errors import ModelLoadError, UnsupportedModelError
 from autopipe.core.models.loading import choose_dtype, local_folder, weight_files
 from autopipe.core.models.quiet import no_progress_bars
 from autopipe.core.models.spec import ModelSource, resolve
 from autopipe.core.plan import Dtype
-
-
-def choose_device(device: str, key: str = "device") -> torch.device:
-    """`auto` is a CUDA GPU if there is one, else the CPU.
-
-    Raises:
-        ConfigError: not a device torch knows, or one that is not there.
-    """
-    if device == "auto":
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    try:
-        chosen = torch.device(device)
-        if chosen.type != "meta":
-            torch.empty(0, device=chosen)
-            return chosen
-    except (RuntimeError, AssertionError):
-        pass
-    raise ConfigError(key, device, "auto, cpu, cuda, cuda:0, ..., and present on this machine")
 
 
 def load_model(
