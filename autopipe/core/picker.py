@@ -31,14 +31,12 @@ class Verdict:
         token_ids: the accepted tokens and, last, the recovered or bonus token; none of these after an accepted eos.
         rows: rejection rule, drafters only: for each of `token_ids` the distribution it was drawn from.
         logprobs: for each of `token_ids`, when the request asks for them and this is the target.
-        confidence: drafters only: for each of `token_ids` its probability in this stage's distribution.
     """
 
     num_accepted: int
     token_ids: list[int]
     rows: list[SparseRow] | None = None
     logprobs: list[TokenLogprobs] | None = None
-    confidence: list[float] | None = None
 
 
 class Picker:
@@ -122,6 +120,39 @@ class Picker:
         ]
         return Verdict(verdict.num_accepted, verdict.token_ids, logprobs=logprobs)
 
+    def takes_best(self, length: int, vocab_size: int) -> bool:
+        """Whether `verify_best` can take the place of `verify` after `length` tokens: greedy, with logits as they are.
+
+        Args:
+            vocab_size: of the backend whose best ids they are.
+        """
+        params = self._params
+        return (
+            params.greedy
+            and self._rule is Verification.EQUALITY
+            and vocab_size == self._vocab_size
+            and (params.num_logprobs is None or not self._is_target)
+            and not self._edits_any(length)
+        )
+
+    def verify_best(self, best: Sequence[int], length: int, drafts: Sequence[int] = ()) -> Verdict:
+        """As `verify`, where `takes_best`.
+
+        Args:
+            best: n + 1 ids, of the largest logit after the prefix and after each draft; -1: there is none.
+            length: of the prefix.
+
+        Raises:
+            AutoPipeError: no id where one is needed.
+        """
+
+        def pick(index: int) -> int:
+            if best[index] < 0:
+                raise AutoPipeError(f"no token can be chosen at position {length + index}: NaN logits")
+            return best[index]
+
+        return Verdict(*verify_by_equality(drafts, pick, self._ends))
+
     def _check(self, logits: torch.Tensor, num_drafts: int) -> Float32Array:
         """float32 [n + 1, vocab_size]"""
         if logits.dim() != 2 or logits.shape[0] != num_drafts + 1 or logits.shape[1] < self._vocab_size:
@@ -132,7 +163,6 @@ class Picker:
         return rows[:, : self._vocab_size]
 
     def _verify_by_equality(self, rows: Float32Array, prefix: Sequence[int], drafts: Sequence[int]) -> Verdict:
-        confidence: list[float] | None = None if self._is_target else []
         edited = self._edited_rows(rows, prefix, drafts)
 
         if self._params.greedy and not self._edits_any(len(prefix)):
@@ -141,8 +171,6 @@ class Picker:
             def pick(index: int) -> int:
                 token_id = int(best[index])
                 _check_score(rows[index, token_id], len(prefix) + index)
-                if confidence is not None:
-                    confidence.append(_probability(rows[index], token_id))
                 return token_id
 
         else:
@@ -150,12 +178,10 @@ class Picker:
             def pick(index: int) -> int:
                 ids, scores = self._warped(edited(index), len(prefix) + index)
                 place = self._noisy_argmax(ids, scores, len(prefix) + index)
-                if confidence is not None:
-                    confidence.append(_probability(scores, place))
                 return place if ids is None else int(ids[place])
 
         num_accepted, token_ids = verify_by_equality(drafts, pick, self._ends)
-        return Verdict(num_accepted, token_ids, confidence=confidence)
+        return Verdict(num_accepted, token_ids)
 
     def _verify_by_rejection(
         self,
@@ -177,10 +203,7 @@ class Picker:
         if draft_rows is None:
             draft_rows = [SparseRow.one_hot(draft) for draft in drafts]
         num_accepted, token_ids = verify_by_rejection(drafts, draft_rows, own_row, random, self._ends)
-        if self._is_target:
-            return Verdict(num_accepted, token_ids)
-        confidence = [row.prob(token_id) for row, token_id in zip(own_rows, token_ids, strict=True)]
-        return Verdict(num_accepted, token_ids, rows=own_rows, confidence=confidence)
+        return Verdict(num_accepted, token_ids, rows=None if self._is_target else own_rows)
 
     def _edits_any(self, length: int) -> bool:
         """Whether any row of a block after `length` tokens is edited: bars on eos only end as a text grows."""
@@ -230,8 +253,3 @@ def _check_score(score: np.float32, position: int) -> None:
     if not score > -np.inf:
         reason = "NaN logits" if np.isnan(score) else "every token is barred"
         raise AutoPipeError(f"no token can be chosen at position {position}: {reason}")
-
-
-def _probability(scores: Float32Array, place: int) -> float:
-    """softmax(scores)[place]"""
-    return float(1.0 / np.exp(scores - scores[place]).sum())

@@ -271,10 +271,15 @@ class Stage:
         self.meter.stats.overhead_s += max(0, start - max(request.ready_ns, request.idle_since_ns)) / 1e9
         prefill = missing > MAX_CATCH_UP_ROWS or cached < request.prompt_length
         self._slot.deadline_ns = start + self.meter.allowed_ns(missing + len(drafts), prefill)
-        logits = self._logits(request, drafts)  # [n + 1, vocab]
+        takes_best = not prefill and request.picker.takes_best(length, self.backend.vocab_size)
+        best = self.backend.best(request.tokens[cached:] + drafts)[missing - 1 :] if takes_best else []
+        logits = None if takes_best else self._logits(request, drafts)  # [n + 1, vocab]
         computed = time.monotonic_ns()
         try:
-            verdict = request.picker.verify(logits, request.tokens, drafts, rows)
+            if logits is None:
+                verdict = request.picker.verify_best(best, length, drafts)
+            else:
+                verdict = request.picker.verify(logits, request.tokens, drafts, rows)
         except AutoPipeError as error:
             raise RequestFailedError(error) from error
         self._slot.deadline_ns = 0

@@ -37,6 +37,7 @@ def verify_points(
     Returns:
         `verify`: the points; `catch_up`: of the prefills by which the cache grew from one context to the next.
     """
+    backend.prepare_best()
     verify: Samples = {}
     catch_up: Samples = {}
     deadline = clock() + _PASS_S
@@ -54,9 +55,9 @@ def verify_points(
                 catch_up.setdefault((grown_from, missing), []).append(clock() - started)
             fitting = [n for n in tokens if context + n <= backend.max_length]
             for n in fitting[:1] * _SETTLE:  # a forward right behind a large one is slower than in a row of its like
-                _timed(backend, context, n, backend.forward, clock)
+                _timed(backend, context, n, backend.best, clock)
             for n in fitting:
-                seconds = _timed(backend, context, n, backend.forward, clock)
+                seconds = _timed(backend, context, n, backend.best, clock)
                 verify.setdefault((context, n), []).append(seconds)
     backend.reset()
     return {"verify": _points(verify), "catch_up": _points(catch_up)}
@@ -86,12 +87,13 @@ def prefill_points(
 def spin(backend: StageBackend, context: int, tokens: int, seconds: float) -> list[tuple[float, float]]:
     """Forwards of `tokens` tokens one after another for `seconds`; start and end of each, in seconds."""
     context = min(context, max(1, backend.max_length - tokens))
+    backend.prepare_best()
     _fill(backend, context)
     times: list[tuple[float, float]] = []
     end = time.monotonic() + seconds
     while not times or times[-1][1] < end:
         started = time.monotonic()
-        backend.forward(_ids(backend, tokens))
+        backend.best(_ids(backend, tokens))
         times.append((started, time.monotonic()))
         backend.rollback(context)
     backend.reset()

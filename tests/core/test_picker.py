@@ -183,18 +183,46 @@ def test_logprobs_only_when_asked_for_and_only_from_the_target() -> None:
     assert drafter.verify(block(PROMPT, []), PROMPT).logprobs is None
 
 
-@pytest.mark.parametrize("rule", RULES)
-@pytest.mark.parametrize("options", [{}, {"temperature": 0.7}, {"temperature": 1.0, "top_k": 5}], ids=str)
-def test_a_drafters_confidence_is_the_probability_of_its_pick(rule: Verification, options: dict[str, Any]) -> None:
-    params = SamplingParams(**options)
-    verdict = make(params, rule=rule, is_target=False).verify(block(PROMPT, []), PROMPT)
-    scores = logits_after(PROMPT) / (params.temperature or 1)
-    if params.top_k:
-        scores[scores < scores.topk(params.top_k)[0][-1]] = -torch.inf
-    expected = float(scores.softmax(-1)[verdict.token_ids[0]])
-    if params.greedy and rule is Verification.REJECTION:
-        expected = 1.0  # its distribution is one token
-    assert verdict.confidence == [pytest.approx(expected, rel=1e-5)]
+@pytest.mark.parametrize("num_drafts", [0, 3])
+def test_best_ids_are_judged_as_the_logits_they_come_from(num_drafts: int) -> None:
+    picker = make(eos_token_ids=[7])
+    for first in range(20):
+        prefix = [*PROMPT, first]
+        truth: list[int] = []
+        while len(truth) < num_drafts:
+            truth += picker.verify(block([*prefix, *truth], []), [*prefix, *truth]).token_ids
+        for spoil in range(num_drafts + 1):
+            drafts = [token if place != spoil else (token + 1) % VOCAB for place, token in enumerate(truth)]
+            logits = block(prefix, drafts)
+            verdict = picker.verify_best(logits.argmax(1).tolist(), len(prefix), drafts)
+            assert verdict == picker.verify(logits, prefix, drafts)
+
+
+def test_no_best_id_is_an_error_where_it_is_needed() -> None:
+    with pytest.raises(AutoPipeError, match="position 5"):
+        make().verify_best([4, -1], 4, [4])
+    assert make().verify_best([9, -1], 4, [4]).token_ids == [9]
+
+
+@pytest.mark.parametrize(
+    ("options", "settings", "taken"),
+    [
+        ({}, {}, True),
+        ({"temperature": 0.7}, {}, False),
+        ({"num_logprobs": 0}, {}, False),
+        ({"num_logprobs": 0}, {"is_target": False}, True),
+        ({"repetition_penalty": 1.1}, {}, False),
+        ({"logit_bias": {3: 1.0}}, {}, False),
+        ({"min_new_tokens": 5}, {"eos_token_ids": [7]}, False),
+        ({}, {"rule": Verification.REJECTION}, False),
+        ({}, {"processor": lambda ids, row: row}, False),
+        ({}, {"vocab_size": VOCAB - 1}, False),
+    ],
+)
+def test_best_ids_are_taken_where_nothing_else_of_the_logits_counts(
+    options: dict[str, Any], settings: dict[str, Any], taken: bool
+) -> None:
+    assert make(SamplingParams(**options), **settings).takes_best(len(PROMPT), VOCAB) is taken
 
 
 def test_a_drafters_rows_are_its_processed_distribution() -> None:

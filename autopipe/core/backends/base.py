@@ -22,6 +22,12 @@ class CostNotes:
     notes: str = ""
 
 
+def best_ids(logits: torch.Tensor) -> list[int]:
+    """The lowest id of the largest of each row; -1 where that is NaN or -inf. Logits are float32 [n, vocab]."""
+    largest, ids = logits.max(dim=1)
+    return [int(token) if value > -torch.inf else -1 for value, token in zip(largest.tolist(), ids, strict=True)]
+
+
 class StageBackend(ABC):
     """One model with a cache that can be rolled back.
 
@@ -33,6 +39,7 @@ class StageBackend(ABC):
     * `reset()` is `rollback(0)` plus forgetting anything else about the request.
     * If `exact` is true, a row of logits returned by `forward` is bitwise the same however the tokens since the
       prefill were grouped into calls. `prefill` is deterministic, but may round differently from `forward`.
+    * `best` does what `forward` does, and gives of every row no more than a greedy choice needs.
     * Logits are float32 on the CPU. The returned tensor is valid until the next call.
 
     Errors:
@@ -62,6 +69,14 @@ class StageBackend(ABC):
     @abstractmethod
     def forward(self, ids: Sequence[int]) -> torch.Tensor:
         """Append n tokens; return the logits after each, float32 [n, vocab_size]."""
+
+    def best(self, ids: Sequence[int]) -> list[int]:
+        """Append n tokens; return the id of the largest logit after each, the lowest of equal ones; -1: there is none
+        above -inf (NaN)."""
+        return best_ids(self.forward(ids))
+
+    def prepare_best(self) -> None:  # noqa: B027 - optional hook
+        """Make `best` as fast as it can be; may take a second and some memory."""
 
     @abstractmethod
     def rollback(self, length: int) -> None:

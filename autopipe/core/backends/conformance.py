@@ -23,7 +23,7 @@ from dataclasses import dataclass
 
 import torch
 
-from autopipe.core.backends.base import StageBackend
+from autopipe.core.backends.base import StageBackend, best_ids
 from autopipe.core.errors import AutoPipeError, ConfigError, ContextLengthError, RollbackError
 
 MakeBackend = Callable[[], StageBackend]
@@ -214,6 +214,28 @@ def too_long_a_rollback_is_an_error(subject: Subject) -> None:
     _require_same(check, backend.forward(text), expected, "a refused roll-back")
 
 
+def best_is_what_forward_says(subject: Subject) -> None:
+    """`best` gives the lowest id of the largest logit of every row `forward` gives, and leaves the same cache."""
+    check = "best_is_what_forward_says"
+    backend = subject.backend()
+    backend.prepare_best()
+    prompt, text = subject.ids(backend)
+    backend.prefill(prompt)
+    for group in _split(text, [1, 4, 9]):
+        before = backend.length
+        expected = best_ids(backend.forward(group))
+        backend.rollback(before)
+        found = backend.best(group)
+        _require(check, found == expected, f"{found} after {before} tokens, forward's rows say {expected}")
+        grown = backend.length - before
+        _require(check, grown == len(group), f"length grew by {grown} for {len(group)} tokens")
+    after = backend.forward(text[:1]).clone()
+    backend.rollback(backend.length - 1 - len(text))
+    for group in _split(text, [1, 4, 9]):
+        backend.forward(group)
+    _require_same(check, backend.forward(text[:1]), after, "a forward after `best`")
+
+
 def bad_ids_are_refused(subject: Subject) -> None:
     """No tokens, or ids outside the vocabulary, raise ConfigError and change nothing."""
     check = "bad_ids_are_refused"
@@ -299,6 +321,7 @@ CHECKS: dict[str, Callable[[Subject], None]] = {
         rollback_into_a_prompt,
         rejected_drafts_leave_no_trace,
         too_long_a_rollback_is_an_error,
+        best_is_what_forward_says,
         bad_ids_are_refused,
         context_overflow_is_refused,
         nothing_is_left_of_a_request,

@@ -112,7 +112,22 @@ class FusedBackend(StageBackend):
     def forward(self, ids: Sequence[int]) -> torch.Tensor:
         return self._append(ids, len(ids))
 
+    def best(self, ids: Sequence[int]) -> list[int]:
+        self._require_fit(ids)
+        found = self._runner.best(ids, self._length, len(ids))
+        self._length += len(ids)
+        return found
+
+    def prepare_best(self) -> None:
+        self._runner.prepare_best()
+
     def _append(self, ids: Sequence[int], num_logits: int) -> torch.Tensor:
+        self._require_fit(ids)
+        logits = self._runner.run(ids, self._length, num_logits)
+        self._length += len(ids)
+        return logits
+
+    def _require_fit(self, ids: Sequence[int]) -> None:
         if not len(ids):
             raise ConfigError("ids", list(ids), "at least one token id")
         if min(ids) < 0 or max(ids) >= self.vocab_size:
@@ -122,9 +137,6 @@ class FusedBackend(StageBackend):
             raise ContextLengthError(
                 f"{self.name}: {self._length} + {len(ids)} tokens exceed the context of {self.max_length}"
             )
-        logits = self._runner.run(ids, self._length, num_logits)
-        self._length += len(ids)
-        return logits
 
     def rollback(self, length: int) -> None:
         if not 0 <= length <= self._length:

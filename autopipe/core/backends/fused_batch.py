@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 
 import torch
 
+from autopipe.core.backends.base import best_ids
 from autopipe.core.backends.fused_config import reason_unfit, shape_of
 from autopipe.core.errors import ConfigError, ContextLengthError, RollbackError, UnsupportedModelError
 from autopipe.core.kernels import has_kernels, reason_missing
@@ -74,13 +75,20 @@ class BatchRunner(ABC):
             ContextLengthError: a sequence would exceed max_length. No cache is changed.
             KVMemoryError: no room for the new tokens' keys and values. No sequence has grown.
         """
-        checked = [self._checked_segment(Segment(*segment)) for segment in segments]
-        if not checked or len({segment.slot for segment in checked}) < len(checked):
-            raise ConfigError("segments", [segment.slot for segment in checked], "one or more different slots")
+        checked = self._checked_segments(segments)
         logits = self._run(checked)
-        for segment in checked:
-            self._lengths[segment.slot] += len(segment.ids)
+        self._grow(checked)
         return logits
+
+    def best(self, segments: Sequence[tuple[int, Sequence[int], int]]) -> list[int]:
+        """As `forward`, but of each row of logits only the lowest id of the largest; -1: there is none above -inf."""
+        checked = self._checked_segments(segments)
+        found = self._run_best(checked)
+        self._grow(checked)
+        return found
+
+    def prepare_best(self) -> None:  # noqa: B027 - optional hook
+        """Make `best` as fast as it can be; may take a second and some memory."""
 
     def rollback(self, slot: int, length: int) -> None:
         """Forget a sequence's tokens at positions >= length.
@@ -117,6 +125,9 @@ class BatchRunner(ABC):
     def _run(self, segments: Sequence[Segment]) -> torch.Tensor:
         """`forward` with checked segments; must leave every sequence usable when it raises."""
 
+    def _run_best(self, segments: Sequence[Segment]) -> list[int]:
+        return best_ids(self._run(segments))
+
     @abstractmethod
     def _truncate(self, slot: int, length: int) -> None: ...
 
@@ -138,6 +149,16 @@ class BatchRunner(ABC):
     @abstractmethod
     def close(self) -> None:
         """Free weights and caches; the runner is not used afterwards."""
+
+    def _checked_segments(self, segments: Sequence[tuple[int, Sequence[int], int]]) -> list[Segment]:
+        checked = [self._checked_segment(Segment(*segment)) for segment in segments]
+        if not checked or len({segment.slot for segment in checked}) < len(checked):
+            raise ConfigError("segments", [segment.slot for segment in checked], "one or more different slots")
+        return checked
+
+    def _grow(self, segments: Sequence[Segment]) -> None:
+        for segment in segments:
+            self._lengths[segment.slot] += len(segment.ids)
 
     def _checked(self, slot: int) -> int:
         if not 0 <= slot < self.slots:

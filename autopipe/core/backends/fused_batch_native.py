@@ -79,7 +79,26 @@ class NativeBatchRunner(BatchRunner):
             self._threads = threads
             self._start()
 
+    def prepare_best(self) -> None:
+        if not self._weights.has_screen and self._weights.add_screen():
+            self._model.close()
+            self._model = self._weights.model(self._team, PAGE_TOKENS)
+
     def _run(self, segments: Sequence[Segment]) -> torch.Tensor:
+        rows = self._rows(segments)
+        wanted = sum(segment.num_logits for segment in segments)
+        if self._logits.shape[0] < wanted:
+            self._logits = torch.empty(wanted, self.vocab_size)
+        self._model.forward(rows, self._rope, self._logits)
+        return self._logits[:wanted]
+
+    def _run_best(self, segments: Sequence[Segment]) -> list[int]:
+        if not self._weights.has_screen:
+            return super()._run_best(segments)
+        return self._model.best(self._rows(segments), self._rope)
+
+    def _rows(self, segments: Sequence[Segment]) -> list[native.Segment]:
+        """What the library is called with, once there is room for it."""
         try:
             for segment in segments:
                 self._make_room(segment.slot, len(segment.ids))
@@ -87,12 +106,7 @@ class NativeBatchRunner(BatchRunner):
             for segment in segments:
                 self._truncate(segment.slot, self._lengths[segment.slot])
             raise
-        wanted = sum(segment.num_logits for segment in segments)
-        if self._logits.shape[0] < wanted:
-            self._logits = torch.empty(wanted, self.vocab_size)
-        rows = [native.Segment(s.ids, self._lengths[s.slot], self._table(s.slot), s.num_logits) for s in segments]
-        self._model.forward(rows, self._rope, self._logits)
-        return self._logits[:wanted]
+        return [native.Segment(s.ids, self._lengths[s.slot], self._table(s.slot), s.num_logits) for s in segments]
 
     def _table(self, slot: int) -> ctypes.Array[ctypes.c_void_p]:
         pages = self._pages[slot]

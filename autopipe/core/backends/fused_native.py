@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 
 import torch
 
@@ -22,12 +23,13 @@ from autopipe.core.kernels.native import (
     NativeModel,
     Segment,
     Team,
+    can_screen,
     default_threads,
     pack_matrix,
     pack_pair,
     pack_vector,
 )
-from autopipe.core.kernels.quantise import pack_quantised, pack_quantised_pair, packed_bytes
+from autopipe.core.kernels.quantise import pack_quantised, pack_quantised_pair, pack_screen, packed_bytes
 
 PAGE_TOKENS = 256
 """Positions per KV page: the step in which the cache grows."""
@@ -153,6 +155,7 @@ class PackedDecoder:
         self.shape, self.dtype, self.isa = shape, dtype, isa or instruction_set()
         self.weights = weights or WeightFormat.of(dtype)
         self._embedding = embedding
+        self._screen: Memory | None = None
         outside = 0 if embedding is None else embedding.data_ptr()
         tensors = DecoderTensors(shape, state, dtype)
         self._arena = _Arena()
@@ -163,6 +166,32 @@ class PackedDecoder:
         own_embedding = not outside and (not shape.tied or self.weights.quantised)
         embedding_bytes = shape.vocab * shape.hidden * dtype.itemsize if own_embedding else 0
         self.weight_bytes = self._arena.num_bytes - embedding_bytes  # read by a forward; of an embedding, a row
+
+    @property
+    def has_screen(self) -> bool:
+        return self._addresses.screen != 0
+
+    def add_screen(self) -> bool:
+        """Let models made from now on give best logits alone; whether that can be done here."""
+        if self.has_screen or not can_screen(self.isa, self.weights):
+            return self.has_screen
+        packed, norms = pack_screen(self._head())
+        self._screen = Memory(packed.nbytes + norms.nbytes)
+        self._screen.tensor(0, packed.shape, packed.dtype).copy_(packed)
+        self._screen.tensor(packed.nbytes, norms.shape, norms.dtype).copy_(norms)
+        self._addresses = replace(
+            self._addresses, screen=self._screen.address, screen_norms=self._screen.address + packed.nbytes
+        )
+        return True
+
+    def _head(self) -> torch.Tensor:
+        """The output head, [vocab, hidden], out of its packed form."""
+        assert self._arena.memory is not None
+        s, per_step = self.shape, 2 if self.dtype == torch.bfloat16 else 1
+        blocks, steps = -(-s.vocab // LANES), -(-s.hidden // per_step)
+        offset = self._addresses.head - self._arena.memory.address
+        packed = self._arena.memory.tensor(offset, (blocks, steps, LANES, per_step), self.dtype)
+        return packed.transpose(1, 2).reshape(blocks * LANES, steps * per_step)[: s.vocab, : s.hidden]
 
     def model(self, team: Team, page_tokens: int) -> NativeModel:
         """The decoder bound to a team, its KV cache in pages of `page_tokens` positions (a multiple of 16)."""
@@ -186,8 +215,9 @@ class PackedDecoder:
         )
 
     def close(self) -> None:
-        if self._arena.memory is not None:
-            self._arena.memory.close()
+        for memory in (self._arena.memory, self._screen):
+            if memory is not None:
+                memory.close()
 
 
 class NativeRunner(Runner):
@@ -259,6 +289,17 @@ class NativeRunner(Runner):
         self._model.close()
         self._model, self._weights = model, weights
         return before
+
+    def prepare_best(self) -> None:
+        if not self._weights.has_screen and self._weights.add_screen():
+            self._model.close()
+            self._model = self._weights.model(self._team, PAGE_TOKENS)
+
+    def best(self, ids: Sequence[int], position: int, num_logits: int) -> list[int]:
+        if not self._weights.has_screen:
+            return super().best(ids, position, num_logits)
+        self._make_room(position + len(ids))
+        return self._model.best([Segment(ids, position, self._page_table, num_logits)], self._rope)
 
     def _make_room(self, length: int) -> None:
         needed = -(-length // PAGE_TOKENS)

@@ -7,6 +7,8 @@ from collections.abc import Sequence
 
 import torch
 
+from autopipe.core.backends.base import best_ids
+
 
 class Runner(ABC):
     """A decoder and its KV cache. Arguments are checked by `FusedBackend`.
@@ -30,6 +32,13 @@ class Runner(ABC):
 
         What the cache holds at `position` and beyond is overwritten. The result is valid until the next call.
         """
+
+    def prepare_best(self) -> None:  # noqa: B027 - optional hook
+        """Make `best` as fast as it can be; may take a second and some memory."""
+
+    def best(self, ids: Sequence[int], position: int, num_logits: int) -> list[int]:
+        """As `run`, but of each row only the lowest id of the largest logit; -1: no logit is a number above -inf."""
+        return best_ids(self.run(ids, position, num_logits))
 
     def set_threads(self, threads: int) -> None:  # noqa: B027 - only CPU runners have threads
         """Compute with so many threads from now on."""

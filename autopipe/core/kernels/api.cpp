@@ -51,11 +51,16 @@ class Model {
         workspace_.qkv = take<float>(kMaxRows * sizes_.qkv_stride * word);
         workspace_.attended = take<void>(kMaxRows * sizes_.attended_stride * word);
         workspace_.gated = take<void>(kMaxRows * sizes_.intermediate_stride * word);
+        if (model_.screen == nullptr) return;
+        workspace_.tops = take<float>(static_cast<size_t>(kMaxRows) * blocks_of(model_.vocab) * word);
+        workspace_.floors = take<float>(threads * kMaxRows * word);
+        workspace_.best = take<Best>(threads * kMaxRows * sizeof(Best));
     }
     ~Model() {
         for (void* memory : {static_cast<void*>(workspace_.residual), workspace_.normed, workspace_.normed_private,
                              static_cast<void*>(workspace_.qkv), workspace_.attended, workspace_.gated,
-                             static_cast<void*>(workspace_.scores)})
+                             static_cast<void*>(workspace_.scores), static_cast<void*>(workspace_.tops),
+                             static_cast<void*>(workspace_.floors), static_cast<void*>(workspace_.best)})
             std::free(memory);
     }
     Model(const Model&) = delete;
@@ -73,19 +78,33 @@ class Model {
             job.keys_before = keys_before_.data() + done;
             job.first_row = static_cast<int>(done);
             job.logit_rows = pass.logit_rows + done_logits;
-            job.logits = pass.logits + done_logits * model_.vocab;
+            const int64_t first_logit = done_logits;
+            job.best_only = pass.best != nullptr;
+            job.logits = job.best_only ? nullptr : pass.logits + done_logits * model_.vocab;
             job.num_logits = 0;
             while (done_logits < pass.num_logits && pass.logit_rows[done_logits] < done + job.rows) {
                 ++done_logits;
                 ++job.num_logits;
             }
-            team_.run(entry(), &job);
+            team_.run(entry(job.best_only), &job);
+            if (job.best_only) collect_best(job.num_logits, pass.best + first_logit);
         }
     }
 
    private:
     template <class T>
     static T* take(size_t bytes) { return static_cast<T*>(allocate_small(bytes)); }
+
+    // Threads have shares of the vocabulary in ascending order, so of equal logits the lowest id is found first.
+    void collect_best(int rows, Best* best) const {
+        for (int row = 0; row < rows; ++row) {
+            best[row] = workspace_.best[row];
+            for (int thread = 1; thread < team_.size(); ++thread) {
+                const Best& other = workspace_.best[thread * kMaxRows + row];
+                if (other.id >= 0 && (best[row].id < 0 || other.logit > best[row].logit)) best[row] = other;
+            }
+        }
+    }
 
     void place_rows(const Pass& pass) {
         places_.clear();
@@ -110,8 +129,9 @@ class Model {
         workspace_.score_stride = needed;
     }
 
-    Team::Job entry() const {
+    Team::Job entry(bool screens) const {
 #if AUTOPIPE_X86
+        if (screens && model_.isa == kIsaAvx512) return forward_avx512vnni;
         if (model_.format >= kFormatInt8)
             return has_vnni() && model_.isa != kIsaAvx2 ? forward_avx512vnni : forward_avx2;
         switch (model_.isa) {
@@ -157,7 +177,15 @@ AUTOPIPE_API size_t autopipe_page_elements(const autopipe::ModelDescription* des
     return (sizes.key_elements + sizes.value_elements) * description->num_kv_heads * description->num_layers;
 }
 
-// Null when memory is short. The team, and all the description points to, must outlive the model.
+// Whether a model of this instruction set and format can have a screen.
+AUTOPIPE_API int autopipe_can_screen(int isa, int format) {
+#if AUTOPIPE_X86
+    return format < kFormatInt8 && (isa == kIsaAvx2 || (isa != 0 && autopipe::has_vnni()));
+#else
+    return 0;
+#endif
+}
+
 AUTOPIPE_API void* autopipe_model_create(const autopipe::ModelDescription* description, void* team) {
     try {
         return new Model(*description, *static_cast<Team*>(team));

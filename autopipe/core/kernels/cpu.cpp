@@ -38,9 +38,9 @@ bool has_avx512() {
            bit(seven.ebx, 17) /* DQ */ && bit(seven.ebx, 30) /* BW */ && bit(seven.ebx, 31) /* VL */;
 }
 
-bool has_bf16() { return has_avx512() && bit(cpuid(7, 1).eax, 5); }
-
 bool has_avx512_vnni() { return has_avx512() && bit(cpuid(7, 0).ecx, 11); }
+
+bool has_bf16() { return has_avx512_vnni() && bit(cpuid(7, 1).eax, 5); }
 
 bool is_intel() {
     unsigned eax, ebx = 0, ecx = 0, edx = 0;

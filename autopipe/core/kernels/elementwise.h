@@ -35,9 +35,9 @@ inline float sum_lanes(Vec a) {
 inline float max_lanes(Vec a) {
     float lanes[kLanes];
     store(lanes, a);
-    float best = lanes[0];
-    for (int i = 1; i < kLanes; ++i) best = lanes[i] > best ? lanes[i] : best;
-    return best;
+    for (int width = kLanes / 2; width > 0; width /= 2)
+        for (int i = 0; i < width; ++i) lanes[i] = lanes[i + width] > lanes[i] ? lanes[i + width] : lanes[i];
+    return lanes[0];
 }
 
 // e^x within 2 units in the last place; arguments are clamped to where the result is a normal float. The argument

@@ -21,7 +21,7 @@ class Forward {
             const Matrix<M> gate_up{static_cast<const W*>(w.gate_up), 2 * kLanes * blocks_of(m_.intermediate), hidden, 2};
             const Matrix<M> down{static_cast<const W*>(w.down), hidden, m_.intermediate, 1};
             const bool last = l + 1 == m_.num_layers;
-            const char* next = last ? start(head()) : start(qkv_of(l + 1));
+            const char* next = last ? start_of_head() : start(qkv_of(l + 1));
 
             const X* x = normalise(w.input_norm, rows_, every_row);
             multiply(x, s_.hidden_stride, rows_, qkv, start(output), thread_, threads_,
@@ -59,6 +59,13 @@ class Forward {
     Matrix<M> qkv_of(int layer) const { return {static_cast<const W*>(m_.layers[layer].qkv), s_.qkv, m_.hidden, 1}; }
     Matrix<typename M::Head> head() const {
         return {static_cast<const typename M::Head::Weight*>(m_.head), m_.vocab, m_.hidden, 1};
+    }
+
+    const char* start_of_head() const {
+#if AUTOPIPE_SCREENS
+        if (job_.best_only) return start(Matrix<Int8>{static_cast<const uint8_t*>(m_.screen), m_.vocab, m_.hidden, 1});
+#endif
+        return start(head());
     }
 
     void embed() {
@@ -170,6 +177,16 @@ class Forward {
         if (job_.num_logits == 0) return;
         const X* x = normalise(m_.final_norm, job_.num_logits,
                                [&](int i) { return static_cast<size_t>(job_.logit_rows[i] - job_.first_row); });
+#if AUTOPIPE_SCREENS
+        if constexpr (!M::kQuantised) {
+            if (job_.best_only) {
+                const Matrix<Int8> coarse{static_cast<const uint8_t*>(m_.screen), m_.vocab, m_.hidden, 1};
+                screened_best<M>(x, s_.hidden_stride, job_.num_logits, head(), coarse, m_.screen_norms, start(qkv_of(0)),
+                                 ws_.tops, ws_.floors, ws_.best + thread_ * kMaxRows, team_, thread_);
+                return;
+            }
+        }
+#endif
         multiply(x, s_.hidden_stride, job_.num_logits, head(), start(qkv_of(0)), thread_, threads_,
                  [&](int row, int block, int count, const float* sums) {
                      float* out = job_.logits + static_cast<size_t>(row) * m_.vocab;

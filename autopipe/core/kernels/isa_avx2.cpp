@@ -1,4 +1,6 @@
 // AVX2 with FMA, bf16 weights widened to fp32.
+#include <algorithm>
+#include <cmath>
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
@@ -26,7 +28,9 @@ namespace {
 #include "matmul.h"
 #include "simd_int_avx2.h"
 #include "quantised.h"
+#include "screen.h"
 #include "attention.h"
+#define AUTOPIPE_SCREENS 1
 #include "forward_impl.h"
 }  // namespace
 

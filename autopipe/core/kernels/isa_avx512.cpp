@@ -24,6 +24,7 @@ namespace {
 #include "elementwise.h"
 #include "matmul.h"
 #include "attention.h"
+#define AUTOPIPE_SCREENS 0
 #include "forward_impl.h"
 }  // namespace
 

@@ -1,7 +1,10 @@
-// AVX-512 with bf16 products: two inputs a step, for CPUs that do one such step a cycle (AMD).
+// AVX-512 with bf16 products: two inputs a step, for CPUs that do one such step a cycle (AMD); all have VNNI.
+#include <algorithm>
+#include <cmath>
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
+#include <vector>
 
 #include "common.h"
 #include "model.h"
@@ -12,9 +15,9 @@
 
 // From here on only: inline functions of the headers above must stay runnable on any CPU.
 #if defined(__clang__)
-#pragma clang attribute push(__attribute__((target("avx512f,avx512bw,avx512vl,avx512dq,avx512bf16,avx2,fma"))), apply_to = function)
+#pragma clang attribute push(__attribute__((target("avx512f,avx512bw,avx512vl,avx512dq,avx512bf16,avx512vnni,avx2,fma"))), apply_to = function)
 #else
-#pragma GCC target("avx512f,avx512bw,avx512vl,avx512dq,avx512bf16,avx2,fma")
+#pragma GCC target("avx512f,avx512bw,avx512vl,avx512dq,avx512bf16,avx512vnni,avx2,fma")
 #endif
 
 namespace autopipe {
@@ -23,7 +26,11 @@ namespace {
 #include "simd_avx512.h"
 #include "elementwise.h"
 #include "matmul.h"
+#include "simd_vnni.h"
+#include "quantised.h"
+#include "screen.h"
 #include "attention.h"
+#define AUTOPIPE_SCREENS 1
 #include "forward_impl.h"
 
 // bf16 weights [blocks][inputs/2][16][2] and bf16 activations, summed in fp32 two inputs at a time.

@@ -1,4 +1,7 @@
-// AVX-512 with VNNI: quantised weights, four 8-bit products a lane and instruction.
+// AVX-512 with VNNI: four 8-bit products a lane and instruction, for quantised weights and to screen the output head.
+// Other weights are computed with as in isa_avx512.cpp, bit for bit.
+#include <algorithm>
+#include <cmath>
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
@@ -30,15 +33,19 @@ namespace {
 #include "matmul.h"
 #include "simd_vnni.h"
 #include "quantised.h"
+#include "screen.h"
 #include "attention.h"
+#define AUTOPIPE_SCREENS 1
 #include "forward_impl.h"
 }  // namespace
 
 void forward_avx512vnni(void* job, Team& team, int thread) {
-    if (static_cast<ForwardJob*>(job)->model->format == kFormatInt4)
-        forward_share<Int4>(job, team, thread);
-    else
-        forward_share<Int8>(job, team, thread);
+    switch (static_cast<ForwardJob*>(job)->model->format) {
+        case kFormatInt4: return forward_share<Int4>(job, team, thread);
+        case kFormatInt8: return forward_share<Int8>(job, team, thread);
+        case kFormatBf16: return forward_share<Widened>(job, team, thread);
+    }
+    forward_share<Fp32>(job, team, thread);
 }
 
 void matmul_avx512vnni(void* job, Team& team, int thread) {

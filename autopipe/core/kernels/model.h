@@ -47,6 +47,14 @@ struct ModelDescription {
     const float* final_norm;
     const void* head;         // packed; beside int4 weights in int8
     const void* embedding;    // [vocab, hidden] row-major, fp32 or bf16; null: read from `head` (tied, not quantised)
+    const void* screen;       // the head once more in int8, for screen.h; null: passes with `best` are not allowed
+    const float* screen_norms;  // of its rows, and of what they are off by: [2][vocab, rounded up to 16]
+};
+
+// The largest logit of a row, and the lowest id that has it; -1: no logit is a number.
+struct Best {
+    float logit;
+    int32_t id;
 };
 
 // Consecutive tokens of one sequence.
@@ -66,6 +74,7 @@ struct Pass {
     const int64_t* logit_rows;  // rows whose logits are wanted, ascending
     int64_t num_logits;
     float* logits;            // [num_logits, vocab]
+    Best* best;               // [num_logits]; not null: the best logits are wanted, `logits` is not used
 };
 
 struct Sizes {
@@ -94,6 +103,9 @@ struct Workspace {
     void* gated;             // [rows, intermediate_stride]
     float* scores;           // [threads][kHeadTile][score_stride]
     size_t score_stride;
+    float* tops;             // of screen.h: [kMaxRows][blocks of the head]
+    float* floors;           // [threads][kMaxRows]
+    Best* best;              // [threads][kMaxRows]
 };
 
 // Where a row of a pass belongs.
@@ -118,10 +130,11 @@ struct ForwardJob {
     int first_row;               // of the pass
     int num_logits;
     float* logits;
+    bool best_only;
 };
 
 // One thread's share of a job, by instruction set; compiled in isa_*.cpp.
-void forward_avx512vnni(void* job, Team& team, int thread);  // quantised weights only
+void forward_avx512vnni(void* job, Team& team, int thread);  // also what needs integer products beside other weights
 void forward_avx512bf16(void* job, Team& team, int thread);
 void forward_avx512(void* job, Team& team, int thread);
 void forward_avx2(void* job, Team& team, int thread);

@@ -39,7 +39,12 @@ class _ModelDescription(Structure):
         ("num_heads", c_int32), ("num_kv_heads", c_int32), ("head_dim", c_int32), ("vocab", c_int32),
         ("page_tokens", c_int32), ("norm_epsilon", c_float), ("attention_scale", c_float),
         ("layers", POINTER(_LayerWeights)), ("final_norm", c_void_p), ("head", c_void_p), ("embedding", c_void_p),
+        ("screen", c_void_p), ("screen_norms", c_void_p),
     ]  # fmt: skip
+
+
+class _Best(Structure):
+    _fields_ = [("logit", c_float), ("id", c_int32)]
 
 
 class _Segment(Structure):
@@ -50,7 +55,7 @@ class _Pass(Structure):
     _fields_ = [
         ("ids", POINTER(c_int64)), ("segments", POINTER(_Segment)), ("num_segments", c_int64),
         ("rope_cos", c_void_p), ("rope_sin", c_void_p),
-        ("logit_rows", POINTER(c_int64)), ("num_logits", c_int64), ("logits", c_void_p),
+        ("logit_rows", POINTER(c_int64)), ("num_logits", c_int64), ("logits", c_void_p), ("best", POINTER(_Best)),
     ]  # fmt: skip
 
 
@@ -67,6 +72,7 @@ _SIGNATURES: dict[str, tuple[type | None, list[type]]] = {
     "autopipe_team_create": (c_void_p, [ctypes.c_int]),
     "autopipe_team_destroy": (None, [c_void_p]),
     "autopipe_page_elements": (c_size_t, [POINTER(_ModelDescription)]),
+    "autopipe_can_screen": (ctypes.c_int, [ctypes.c_int, ctypes.c_int]),
     "autopipe_model_create": (c_void_p, [POINTER(_ModelDescription), c_void_p]),
     "autopipe_model_destroy": (None, [c_void_p]),
     "autopipe_forward": (ctypes.c_int, [c_void_p, POINTER(_Pass)]),
@@ -195,6 +201,11 @@ def matmul(
     return out
 
 
+def can_screen(isa: str | None, weights: WeightFormat) -> bool:
+    """Whether a model with such weights can have a screen: integer products, and weights of more than 8 bits."""
+    return bool(_native().autopipe_can_screen(isa_number(isa), weights))
+
+
 def isa_number(isa: str | None) -> int:
     """The C interface's number of an instruction set; None: the one in use."""
     name = isa or instruction_set()
@@ -218,12 +229,14 @@ class LayerAddresses:
 
 @dataclass(frozen=True)
 class ModelAddresses:
-    """Addresses of a model's packed weights; embedding 0: read from `head` (tied)."""
+    """Addresses of a model's packed weights; embedding 0: read from `head` (tied); screen 0: none."""
 
     layers: tuple[LayerAddresses, ...]
     final_norm: int
     head: int
     embedding: int
+    screen: int = 0
+    screen_norms: int = 0
 
 
 @dataclass(frozen=True)
@@ -272,6 +285,7 @@ class NativeModel:
             shape.num_heads, shape.num_kv_heads, shape.head_dim, shape.vocab, shape.page_tokens,
             shape.norm_epsilon, shape.attention_scale,
             self._layers, weights.final_norm, weights.head, weights.embedding or None,
+            weights.screen or None, weights.screen_norms or None,
         )  # fmt: skip
         self._team = team
         self.handle: int = self._native.autopipe_model_create(ctypes.byref(self._description), team.handle) or 0
@@ -292,6 +306,24 @@ class NativeModel:
             segments: at least one, of different sequences, with at least one id each.
             rope: cosines and sines, fp32 [positions, head_dim / 2] each.
         """
+        self._pass(segments, rope, logits.data_ptr(), None)
+
+    def best(self, segments: Sequence[Segment], rope: tuple[torch.Tensor, torch.Tensor]) -> list[int]:
+        """As `forward`, but of each row of logits only the lowest id of the largest; -1: it holds no number.
+
+        The weights must have a screen.
+        """
+        best = (_Best * sum(segment.num_logits for segment in segments))()
+        self._pass(segments, rope, None, best)
+        return [found.id for found in best]
+
+    def _pass(
+        self,
+        segments: Sequence[Segment],
+        rope: tuple[torch.Tensor, torch.Tensor],
+        logits: int | None,
+        best: ctypes.Array[_Best] | None,
+    ) -> None:
         ids: list[int] = []
         logit_rows: list[int] = []
         for segment in segments:
@@ -301,7 +333,7 @@ class NativeModel:
         call = _Pass(
             (c_int64 * len(ids))(*ids), parts, len(segments),
             rope[0].data_ptr(), rope[1].data_ptr(),
-            (c_int64 * len(logit_rows))(*logit_rows), len(logit_rows), logits.data_ptr(),
+            (c_int64 * len(logit_rows))(*logit_rows), len(logit_rows), logits, best,
         )  # fmt: skip
         if self._native.autopipe_forward(self.handle, ctypes.byref(call)):
             raise MemoryError("no memory left for attention scores")

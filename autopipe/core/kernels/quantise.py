@@ -11,6 +11,11 @@ import torch
 from autopipe.core.kernels.formats import WeightFormat
 from autopipe.core.kernels.native import LANES
 
+_ABOVE = 1.0001
+"""Norms of fp32 numbers are off by less."""
+_NEVER = 1e30
+_ROWS_AT_A_TIME = 2048
+"""A multiple of 16, few enough for the cache."""
 GROUPS = {WeightFormat.INT8: 32, WeightFormat.INT4: 32}
 """Inputs that share a scale."""
 
@@ -27,9 +32,13 @@ def packed_bytes(outputs: int, inputs: int, weights: WeightFormat) -> tuple[int,
 
 def pack_quantised(weight: torch.Tensor, weights: WeightFormat) -> torch.Tensor:
     """[outputs, inputs] to uint8 [blocks, bytes of a block], zero padded."""
-    codes, scales = quantise(weight, weights)  # [outputs, groups, group], [outputs, groups, 1 or 2]
-    blocks, num_bytes = packed_bytes(weight.shape[0], weight.shape[1], weights)
-    groups, group = codes.shape[1:]
+    return _pack_codes(*quantise(weight, weights), weights)
+
+
+def _pack_codes(codes: torch.Tensor, scales: torch.Tensor, weights: WeightFormat) -> torch.Tensor:
+    """What `quantise` gave, packed."""
+    outputs, groups, group = codes.shape
+    blocks, num_bytes = packed_bytes(outputs, groups * group, weights)
     per_step = 4 if weights is WeightFormat.INT8 else 8
     steps = codes.view(blocks, LANES, groups * group // per_step, per_step).transpose(1, 2)
     if weights is WeightFormat.INT4:
@@ -38,7 +47,7 @@ def pack_quantised(weight: torch.Tensor, weights: WeightFormat) -> torch.Tensor:
     head = torch.nn.functional.pad(head, (0, -head.shape[1] % 64))
     packed = torch.cat((head, steps.reshape(blocks, -1)), dim=1)
     assert packed.shape == (blocks, num_bytes)
-    return packed.contiguous()
+    return packed
 
 
 def pack_quantised_pair(gate: torch.Tensor, up: torch.Tensor, weights: WeightFormat) -> torch.Tensor:
@@ -83,3 +92,22 @@ def _up_to_bf16(scale: torch.Tensor) -> torch.Tensor:
     rounded = scale.to(torch.bfloat16)
     bits = rounded.view(torch.int16) + (rounded.float() < scale).to(torch.int16)
     return bits.view(torch.bfloat16)
+
+
+def pack_screen(head: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """An output head [vocab, hidden] in int8, and what bounds how far its logits are off (see screen.h).
+
+    Returns:
+        uint8 [blocks, bytes of a block], and fp32 [2, vocab padded to whole blocks]: norms of the coarse rows, and of
+        what they are off by, both a little too large. A row of padding is off by so much that it is never the best.
+    """
+    packed, norms = [], []
+    for rows in torch.split(head, _ROWS_AT_A_TIME):
+        codes, scales = quantise(rows, WeightFormat.INT8)
+        coarse = dequantise(codes, scales, WeightFormat.INT8)  # [padded rows, padded hidden]
+        off = torch.nn.functional.pad(rows.float(), (0, coarse.shape[1] - rows.shape[1], 0, len(coarse) - len(rows)))
+        norms.append(torch.stack((coarse.norm(dim=1), off.sub_(coarse).norm(dim=1))) * _ABOVE)
+        packed.append(_pack_codes(codes, scales, WeightFormat.INT8))
+    bounds = torch.cat(norms, dim=1)
+    bounds[1, len(head) :] = _NEVER
+    return torch.cat(packed), bounds

@@ -151,12 +151,10 @@ void quantised_tile_of_rows(int rows, const QuantisedRows<M>& x, int row, const 
         quantised_tile_of_rows<M, N, R - 1>(rows, x, row, w, block, ahead, out);
 }
 
-// As multiply in matmul.h. Every thread quantises all rows for itself: that is cheaper than waiting for another.
+// As multiply in matmul.h, of rows that are quantised already.
 template <class M, class Epilogue>
-void multiply_quantised(const float* x, size_t x_stride, int rows, const Matrix<M>& matrix, const char* next,
-                        int thread, int threads, const Epilogue& epilogue) {
-    thread_local QuantisedRows<M> quantised;
-    quantised.fill(x, x_stride, rows, matrix.inputs);
+void multiply_filled(const QuantisedRows<M>& quantised, int rows, const Matrix<M>& matrix, const char* next, int thread,
+                     int threads, const Epilogue& epilogue) {
     const Share share = matrix.share(thread, threads);
     const size_t block_bytes = matrix.block_elements();
     const int tiles = (rows + kMaxQuantisedRows - 1) / kMaxQuantisedRows;
@@ -177,4 +175,13 @@ void multiply_quantised(const float* x, size_t x_stride, int rows, const Matrix<
         }
         block += count;
     }
+}
+
+// As multiply in matmul.h. Every thread quantises all rows for itself: that is cheaper than waiting for another.
+template <class M, class Epilogue>
+void multiply_quantised(const float* x, size_t x_stride, int rows, const Matrix<M>& matrix, const char* next,
+                        int thread, int threads, const Epilogue& epilogue) {
+    thread_local QuantisedRows<M> quantised;
+    quantised.fill(x, x_stride, rows, matrix.inputs);
+    multiply_filled(quantised, rows, matrix, next, thread, threads, epilogue);
 }

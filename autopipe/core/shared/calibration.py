@@ -20,6 +20,7 @@ def measure(runner: BatchRunner, costs: StepCosts, emulated: EmulatedStage | Non
             costs.observe(num_rows, max(milliseconds / 1e3, 1e-9))
         return
     prompt = [0] * min(_PROMPT_TOKENS, runner.max_length // 2)
+    runner.prepare_best()
     deadline = time.monotonic() + _MAX_MEASURE_S
     if not prompt:
         return
@@ -30,7 +31,7 @@ def measure(runner: BatchRunner, costs: StepCosts, emulated: EmulatedStage | Non
         if time.monotonic() > deadline or len(prompt) + num_rows > runner.max_length:
             break
         started = time.monotonic()
-        runner.forward([(0, [0] * num_rows, num_rows)])
+        runner.best([(0, [0] * num_rows, num_rows)])
         costs.observe(num_rows, max(time.monotonic() - started, 1e-9))
         runner.rollback(0, len(prompt))
     runner.reset(0)

@@ -44,6 +44,10 @@ class _Row(NamedTuple):
     def num_logits(self) -> int:
         return 1 + len(self.drafts) if self.chooses else 0
 
+    def takes_best(self, vocab_size: int) -> bool:
+        """Whether the largest logits are all it needs."""
+        return not self.chooses or self.request.picker.takes_best(len(self.request.tokens), vocab_size)
+
     @property
     def segment(self) -> Segment:
         request = self.request
@@ -165,15 +169,17 @@ class SharedPipeline:
 
     # -- the forward ----------------------------------------------------------------------------------------
 
-    def _compute(self) -> tuple[list[_Row], torch.Tensor, int]:
-        """The rows of this step, their logits, and the nanoseconds of the forward."""
+    def _compute(self) -> tuple[list[_Row], torch.Tensor | list[int], int]:
+        """The rows of this step, their logits (best ids, where no row needs more), and the forward's nanoseconds."""
         while True:
             try:
                 rows = self._choose()
                 start = time.monotonic_ns()
                 self.about_to_compute(sum(row.num_read + len(row.drafts) for row in rows))
-                logits = self.runner.forward([row.segment for row in rows])
-                return rows, logits, time.monotonic_ns() - start
+                segments = [row.segment for row in rows]
+                takes_best = all(row.takes_best(self.runner.vocab_size) for row in rows)
+                found = self.runner.best(segments) if takes_best else self.runner.forward(segments)
+                return rows, found, time.monotonic_ns() - start
             except KVMemoryError:
                 self._make_memory()
 
@@ -223,7 +229,7 @@ class SharedPipeline:
 
     # -- what came of it ------------------------------------------------------------------------------------
 
-    def _verify(self, rows: Sequence[_Row], logits: torch.Tensor) -> list[Served]:
+    def _verify(self, rows: Sequence[_Row], logits: torch.Tensor | list[int]) -> list[Served]:
         served: list[Served] = []
         begin = 0
         for row in rows:
@@ -232,7 +238,7 @@ class SharedPipeline:
             begin = end
         return served
 
-    def _settle(self, row: _Row, logits: torch.Tensor) -> Served:
+    def _settle(self, row: _Row, logits: torch.Tensor | list[int]) -> Served:
         request = row.request
         done = Served(request.id, num_read=row.num_read, num_drafts=len(row.drafts), reused=request.reused)
         request.served_step, request.reused = self._step, 0
@@ -241,7 +247,10 @@ class SharedPipeline:
             return done
         length = len(request.tokens)
         try:
-            verdict = request.picker.verify(logits, request.tokens, row.drafts)
+            if isinstance(logits, list):
+                verdict = request.picker.verify_best(logits, length, row.drafts)
+            else:
+                verdict = request.picker.verify(logits, request.tokens, row.drafts)
         except AutoPipeError as error:
             request.cached = length
             self._leave(request, keep=False)

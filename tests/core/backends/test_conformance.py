@@ -182,6 +182,20 @@ class GroupsMatter(HonestBackend):
         return super().forward(ids) + 1e-6 * (len(ids) > 1)
 
 
+class PicksAnother(HonestBackend):
+    def best(self, ids: Sequence[int]) -> list[int]:
+        return [(token + 1) % VOCAB for token in super().best(ids)]
+
+
+class BestLeavesNothing(HonestBackend):
+    """Tokens given to `best` do not get into the cache as they are."""
+
+    def best(self, ids: Sequence[int]) -> list[int]:
+        found = super().best(ids)
+        self.ids[-1] = (self.ids[-1] + 1) % VOCAB
+        return found
+
+
 BROKEN = [
     (NeverEmpty, "fresh_backend_is_empty"),
     (HalfPrecision, "logits_have_the_right_form"),
@@ -193,6 +207,8 @@ BROKEN = [
     (KeepsOneTooMany, "rejected_drafts_leave_no_trace"),
     (RollsBackTooFar, "too_long_a_rollback_is_an_error"),
     (ClearsOnError, "too_long_a_rollback_is_an_error"),
+    (PicksAnother, "best_is_what_forward_says"),
+    (BestLeavesNothing, "best_is_what_forward_says"),
     (TakesAnyId, "bad_ids_are_refused"),
     (KeepsHalfOfABadRequest, "bad_ids_are_refused"),
     (WrapsAround, "context_overflow_is_refused"),

@@ -9,6 +9,7 @@ import torch
 from transformers import PreTrainedModel
 
 from autopipe.core import kernels
+from autopipe.core.backends.base import best_ids
 from autopipe.core.backends.conformance import CHECKS, Subject
 from autopipe.core.backends.fused import FusedBackend
 from autopipe.core.errors import ConfigError, ContextLengthError, RollbackError, UnsupportedModelError
@@ -254,3 +255,62 @@ def test_cost_notes_count_what_a_forward_reads():
     assert notes.weight_bytes is not None
     assert notes.weight_bytes == pytest.approx(4 * (2 * layer + config.vocab_size * 64), rel=0.02)
     assert notes.kv_bytes_per_token == 2 * 2 * 2 * 16 * 4
+
+
+def with_head(head: torch.Tensor, dtype: torch.dtype) -> FusedBackend:
+    """A tiny model whose output head is this one, [vocab, 64]."""
+    model = tiny_model("llama", dtype=dtype, vocab_size=len(head))
+    state = {**tiny_state(model), "lm_head.weight": head.to(dtype)}
+    backend = FusedBackend(model.config, state, dtype=dtype, threads=2)
+    backend.prepare_best()
+    return backend
+
+
+def heads(hidden: int) -> dict[str, torch.Tensor]:
+    """Output heads on which a coarse look is of little help."""
+    draw = torch.Generator().manual_seed(3)
+    random = torch.randn(303, hidden, generator=draw)
+    lone = torch.zeros(303, hidden)
+    lone[250] = random[0]
+    return {
+        "equal_rows": random[:1].expand(303, hidden).clone(),
+        "pairs": random.repeat_interleave(2, 0)[:303].clone(),
+        "nearly_equal": random[:1] + 1e-3 * random,
+        "one_row_is_huge": torch.cat((random[:100], 1e4 * random[:1], random[101:])),
+        "outliers": random * (1 + 500 * (torch.arange(hidden) == 5)),
+        "tiny": 1e-6 * random,
+        "one_row_alone": lone,
+        "nothing": torch.zeros(303, hidden),
+    }
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("head", heads(1))
+def test_best_ids_are_right_whatever_the_head(head, dtype):
+    hidden = tiny_model("llama").config.hidden_size
+    backend = with_head(heads(hidden)[head], dtype)
+    backend.prefill(token_ids(3))
+    for seed in range(12):
+        ids = token_ids(1 + seed, seed=seed)
+        expected = best_ids(backend.forward(ids))
+        backend.rollback(3)
+        assert backend.best(ids) == expected
+        backend.rollback(3)
+
+
+@pytest.mark.parametrize("threads", [1, 2, 3])
+def test_best_ids_do_not_depend_on_threads(threads):
+    backend = with_head(heads(64)["equal_rows"] if threads < 3 else heads(64)["pairs"], torch.float32)
+    backend.set_threads(threads)
+    backend.prefill([1, 2])
+    expected = best_ids(backend.forward([5, 6, 7]))
+    backend.rollback(2)
+    assert backend.best([5, 6, 7]) == expected
+
+
+def test_there_is_no_best_id_among_logits_that_are_not_numbers():
+    head = heads(64)["pairs"]
+    head[:] = torch.nan
+    backend = with_head(head, torch.float32)
+    backend.prefill([1, 2])
+    assert backend.best([3, 4]) == [-1, -1]
