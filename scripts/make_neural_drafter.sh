@@ -8,8 +8,8 @@
 set -euo pipefail
 cd "$(dirname "$0")/.."
 work=${1:-out/drafter}
-tokens=${TOKENS:-3000000}
-answers=${ANSWERS:-400000}
+tokens=${TOKENS:-3300000}
+answers=${ANSWERS:-720000}
 autopipe=.venv/bin/autopipe
 [ -x "$autopipe" ] || autopipe=autopipe
 shipped=autopipe/drafters/smollm2-135m.neural
@@ -17,8 +17,8 @@ shipped=autopipe/drafters/smollm2-135m.neural
 if [ "${2:-}" != --install ]; then
     "$autopipe" drafts answers --out "$work/answers" --tokens "$answers"
     "$autopipe" drafts distill --answers "$work/answers" --out "$work/training" \
-        --layers 0-3 --rank 64 --head 6144 --batch-tokens 2048 --learning-rate 0.03 --head-learning-rate 0.001 \
-        --max-length 512 --tokens "$tokens"
+        --layers 0-3 --rank 64 --head 6144 --batch-tokens 1200 --learning-rate 0.01 --head-learning-rate 0.001 \
+        --max-length 512 --cooldown 0.75 --tokens "$tokens"
 fi
 mkdir -p "$shipped"
 cp "$work"/training/drafter/* "$work"/training/curve.csv "$work"/training/curve.png "$shipped"/

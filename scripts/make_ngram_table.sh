@@ -4,8 +4,8 @@
 set -euo pipefail
 cd "$(dirname "$0")/.."
 answers=${1:-answers}
-tokens=${2:-400000}
+tokens=${2:-720000}
 out=autopipe/drafters/smollm2-135m.ngram
 
 .venv/bin/autopipe drafts answers --target smollm2-135m --out "$answers" --tokens "$tokens"
-.venv/bin/autopipe drafts ngram --answers "$answers" --out "$out.safetensors" --max-mib 7 | tee "$out.log"
+.venv/bin/autopipe drafts ngram --answers "$answers" --out "$out.safetensors" --max-mib 6.9 | tee "$out.log"

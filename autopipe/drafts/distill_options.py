@@ -41,10 +41,10 @@ class DistillOptions(UserModel):
     start: Literal["copy", "lens"] | None = None
     optimizer: Literal["muon", "adam"] = "muon"
     tokens: int = Field(default=3_000_000, ge=1)
-    batch_tokens: int = Field(default=2048, ge=256)
-    learning_rate: float = Field(default=0.03, gt=0)
+    batch_tokens: int = Field(default=1200, ge=256)
+    learning_rate: float = Field(default=0.01, gt=0)
     head_learning_rate: float = Field(default=1e-3, gt=0)
-    cooldown: float = Field(default=0.3, ge=0, le=1)
+    cooldown: float = Field(default=0.75, ge=0, le=1)
     sharpness: float = Field(default=1.0, gt=0)
     max_length: int = Field(default=1024, ge=8)
     heldout_tokens: int = Field(default=12_000, ge=1)

@@ -17,8 +17,6 @@ from autopipe.core.plan import Mode, Plan, StagePlan
 TARGET = "smollm2-135m"
 FOLDER = Path(adapter_folder(TARGET))
 
-pytestmark = pytest.mark.skipif(not FOLDER.is_dir(), reason="no drafter is shipped in this checkout")
-
 
 def test_a_plan_names_it_by_its_targets_name() -> None:
     assert TARGET in SHIPPED

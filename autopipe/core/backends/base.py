@@ -10,6 +10,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 
 
@@ -24,8 +25,8 @@ class CostNotes:
 
 def best_ids(logits: torch.Tensor) -> list[int]:
     """The lowest id of the largest of each row; -1 where that is NaN or -inf. Logits are float32 [n, vocab]."""
-    largest, ids = logits.max(dim=1)
-    return [int(token) if value > -torch.inf else -1 for value, token in zip(largest.tolist(), ids, strict=True)]
+    rows = logits.numpy()  # numpy: torch would wake its threads beside ours
+    return [int(token) if row[token] > -np.inf else -1 for row, token in zip(rows, rows.argmax(axis=1), strict=True)]
 
 
 class StageBackend(ABC):

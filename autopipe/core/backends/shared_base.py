@@ -173,6 +173,10 @@ class _WholeVocabulary(Runner):
         logits = self._logits[:num_logits]
         return logits.index_copy_(1, self._head_ids, self._inner.run(ids, position, num_logits))
 
+    def best(self, ids: Sequence[int], position: int, num_logits: int) -> list[int]:
+        rows = self._inner.best(ids, position, num_logits)  # of the head, whose ids ascend
+        return [int(self._head_ids[row]) if row >= 0 else -1 for row in rows]
+
     def set_threads(self, threads: int) -> None:
         self._inner.set_threads(threads)
 
