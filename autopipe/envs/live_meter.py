@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -178,7 +179,7 @@ class LiveMeter:
         windows = np.array(self._codec.spaces.windows)[action[1 : 1 + self._codec.num_slots]]
         new = [_since(report, self._heard.get(report.name)) for report in reports]
         self._heard.update({report.name: report for report in reports})
-        for report, consumer in zip(new, [*new[1:], None], strict=True):
+        for report, consumer in itertools.zip_longest(new, new[1:]):  # none yet, where a request has just begun
             slot = self._codec.num_slots if consumer is None else slot_of.get(report.name)
             if slot is None:
                 continue

@@ -92,6 +92,17 @@ def test_an_engine_that_reports_progress_is_not_counted_twice(meter: LiveMeter) 
     assert [slots.room[0] for slots in (first, again, end)] == [4 * 4, 0, 4 * 4]
 
 
+def test_a_request_of_which_no_stage_has_reported_yet_counts_for_nothing(meter: LiveMeter) -> None:
+    class Begun(Idle):
+        def progress(self) -> tuple[int, list[StageReport]]:
+            return 8, []
+
+    meter._engine = Begun()  # type: ignore[assignment]
+    slots = meter.measure([block(0.1, 1, 2)], ACTION, plain=False).slots
+    assert not slots.proposed.any()
+    assert not slots.step_s.any()
+
+
 def test_energy_without_telemetry_is_unknown(meter: LiveMeter) -> None:
     interval = meter.measure([block(0.1, 1, 2)], ACTION, plain=True)
     assert (interval.energy_j, interval.plain_energy_j) == (None, None)
