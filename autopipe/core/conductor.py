@@ -106,6 +106,7 @@ class Conductor(ConductorBase):
             handle.put_outcome(error)
             return
         handle.begun_s = time.monotonic()
+        self.recent.append(handle)
         self.running = RunningRequest(handle, self.plan.verification)
         for worker in self.fleet.workers.values():
             worker.outgrown = False

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from abc import ABC, abstractmethod
+from collections import deque
 from concurrent.futures import Future
 from typing import Any
 
@@ -15,6 +16,7 @@ _log = logging.getLogger(__name__)
 
 WATCH_S, IDLE_WATCH_S = 0.1, 1.0
 """How long a thread sleeps at most, while something is under way and while nothing is."""
+_RECENT = 16
 
 
 class ConductorBase(ABC):
@@ -25,6 +27,7 @@ class ConductorBase(ABC):
         target_facts: what the target said when it was ready.
         fallbacks: what has not gone as planned so far, in words.
         num_tokens: output tokens of all requests so far.
+        recent: the requests begun last, oldest first.
     """
 
     def __init__(self, plan: Plan) -> None:
@@ -32,6 +35,7 @@ class ConductorBase(ABC):
         self.target_facts: dict[str, Any] = {}
         self.fallbacks: list[str] = []
         self.num_tokens = 0
+        self.recent: deque[RequestHandle] = deque(maxlen=_RECENT)
         self.mailbox = Mailbox()
 
     def run(self) -> None:

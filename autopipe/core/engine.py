@@ -110,7 +110,6 @@ class Engine(EngineBase[Conductor]):
         eos = tuple(map(int, eos_token_ids)) if params.eos_token_ids is None else params.eos_token_ids
         ids = self.check_request(prompt, params)
         handle = RequestHandle(next(self._numbers), ids, params, eos, processor, trace, self._cancel)
-        self._recent.append(handle)
         self._mailbox.post(lambda: self._conductor.enqueue(handle))
         return handle
 

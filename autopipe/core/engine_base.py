@@ -6,7 +6,6 @@ import contextlib
 import itertools
 import threading
 import weakref
-from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from pathlib import Path
@@ -22,8 +21,6 @@ from autopipe.core.sampling import SamplingParams
 
 _CLOSE_S = 10.0
 """How long `close` waits for the engine's thread."""
-_RECENT = 16
-"""Requests that `recent` tells of."""
 
 
 Conductor = TypeVar("Conductor", bound=ConductorBase)
@@ -50,7 +47,6 @@ class EngineBase(Generic[Conductor]):
         self._mailbox = conductor.mailbox
         self._load_timeout_s = load_timeout_s
         self._numbers = itertools.count(1)
-        self._recent: deque[RequestHandle] = deque(maxlen=_RECENT)
         self._thread = threading.Thread(target=conductor.run, name="autopipe-engine", daemon=True)
         self._thread.start()
         # The thread does not hold the engine, so an abandoned engine is collected, and this closes it then or at exit.
@@ -85,8 +81,8 @@ class EngineBase(Generic[Conductor]):
 
     @property
     def recent(self) -> list[RequestHandle]:
-        """The requests taken last, oldest first, ended ones too, so that who looks now and then misses none."""
-        return list(self._recent)
+        """The requests begun last, oldest first, ended ones too, so that who looks now and then misses none."""
+        return list(self._conductor.recent)
 
     def load_factor(self) -> float:
         """Seconds of plain decoding's step now, relative to a step with one request."""

@@ -28,9 +28,8 @@ class EngineWatch:
         self._handle: RequestHandle | None = None
         self._request: LiveRequest | None = None
         self._position = 0
-        self._last_s = 0.0
+        self._last_s = max((handle.last_token_s or 0.0 for handle in engine.recent), default=0.0)
         self._number = 0
-        self._newest = 0
 
     def poll(self) -> list[Block]:
         """Tokens since the last call. Of a request that ended meanwhile its tail comes, too, and all of one that began
@@ -41,19 +40,22 @@ class EngineWatch:
             return blocks
         self._handle = None
         for handle in self._engine.recent:
-            if handle is running or (handle.ended and handle.id > self._newest and self._was_alone(handle)):
+            if handle.ended and self._is_news(handle):
                 self._follow(handle)
                 blocks += self._news(handle)
+        if running is not None:
+            self._follow(running)
+            blocks += self._news(running)
         self._handle = running
         return blocks
 
-    def _was_alone(self, handle: RequestHandle) -> bool:
-        return handle.begun_s is not None and handle.begun_s >= self._last_s
+    def _is_news(self, handle: RequestHandle) -> bool:
+        """Whether it gave tokens, and began after all that has been told of."""
+        return handle.last_token_s is not None and handle.begun_s is not None and handle.begun_s >= self._last_s
 
     def _follow(self, handle: RequestHandle) -> None:
         kind = PromptKind.OTHER if self._kind_of is None else self._kind_of(handle.prompt)
-        self._handle, self._position, self._number = handle, 0, self._number + 1
-        self._newest = max(self._newest, handle.id)
+        self._position, self._number = 0, self._number + 1
         self._request = LiveRequest(tuple(handle.prompt), kind, handle.params)
 
     def _news(self, handle: RequestHandle) -> list[Block]:

@@ -84,6 +84,31 @@ def test_requests_that_began_and_ended_between_two_looks_are_not_missed() -> Non
     assert watch.poll() == []
 
 
+def test_what_came_before_is_not_told() -> None:
+    engine = Scripted()
+    handle = engine.begin(1.0)
+    engine.emit(handle, 1, 1.5)
+    engine.end(handle)
+    watch = EngineWatch(engine)  # type: ignore[arg-type]  # has what a watch looks at
+    assert watch.poll() == []
+    later = engine.begin(2.0)
+    engine.emit(later, 1, 2.5)
+    engine.end(later)
+    assert figures(watch.poll()) == [(1, 0.5)]
+    assert watch.poll() == []
+
+
+def test_the_request_that_runs_is_followed_though_many_have_begun_since() -> None:
+    engine = Scripted()
+    watch = EngineWatch(engine)  # type: ignore[arg-type]  # has what a watch looks at
+    running = engine.begin(1.0)
+    engine.recent.clear()
+    engine.emit(running, 1, 1.5)
+    assert figures(watch.poll()) == [(1, 0.5)]
+    engine.emit(running, 3, 1.8)
+    assert figures(watch.poll()) == [(3, 0.3)]
+
+
 def test_of_requests_side_by_side_one_stands_for_all() -> None:
     engine = Scripted(factor=2.0)
     watch = EngineWatch(engine)  # type: ignore[arg-type]  # has what a watch looks at

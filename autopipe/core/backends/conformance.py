@@ -18,70 +18,37 @@ trusted model says of a whole sequence: float32 [len(ids), vocab_size], row i th
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable
 
 import torch
 
-from autopipe.core.backends.base import StageBackend, best_ids
-from autopipe.core.errors import AutoPipeError, ConfigError, ContextLengthError, RollbackError
+from autopipe.core.backends.base import best_ids
+from autopipe.core.backends.conformance_subject import (
+    ConformanceError,
+    MakeBackend,
+    ReferenceLogits,
+    Subject,
+    continued,
+    require,
+    require_close,
+    require_error,
+    require_same,
+    split,
+)
+from autopipe.core.errors import ConfigError, ContextLengthError, RollbackError
 
-MakeBackend = Callable[[], StageBackend]
-ReferenceLogits = Callable[[Sequence[int]], torch.Tensor]
+__all__ = ["CHECKS", "ConformanceError", "Subject", "check_backend"]
 
 _FILLABLE = 1024
 """Contexts up to this length are filled to the last token."""
-
-
-class ConformanceError(AutoPipeError):
-    """A backend breaks the contract. `check` names the check that found it."""
-
-    def __init__(self, check: str, message: str) -> None:
-        super().__init__(f"{check}: {message}")
-        self.check = check
-
-
-@dataclass(frozen=True)
-class Subject:
-    """What is checked, against what.
-
-    Attributes:
-        make_backend: see the module.
-        reference_logits: see the module.
-        tolerance: largest absolute difference of a logit from the reference's.
-        prompt_length, text_length: tokens prefilled and forwarded in each check (shortened to fit the context).
-        seed: of the token ids and groupings.
-    """
-
-    make_backend: MakeBackend
-    reference_logits: ReferenceLogits
-    tolerance: float
-    prompt_length: int = 9
-    text_length: int = 40
-    seed: int = 0
-
-    def backend(self) -> StageBackend:
-        """A backend ready for a request."""
-        backend = self.make_backend()
-        backend.reset()
-        return backend
-
-    def ids(self, backend: StageBackend, salt: int = 0) -> tuple[list[int], list[int]]:
-        """Token ids of a prompt and of a text after it."""
-        draw = random.Random(self.seed * 1000 + salt)
-        room = backend.max_length - 2
-        prompt = max(1, min(self.prompt_length, room // 2))
-        text = max(1, min(self.text_length, room - prompt))
-        ids = [draw.randrange(backend.vocab_size) for _ in range(prompt + text)]
-        return ids[:prompt], ids[prompt:]
 
 
 def fresh_backend_is_empty(subject: Subject) -> None:
     """A backend starts with length 0, states its limits, and `reset` brings it back to length 0."""
     check = "fresh_backend_is_empty"
     backend = subject.backend()
-    _require(check, backend.length == 0, f"length is {backend.length} before any token")
-    _require(
+    require(check, backend.length == 0, f"length is {backend.length} before any token")
+    require(
         check,
         backend.vocab_size > 0 and backend.max_length > 0,
         "vocab_size and max_length are to be positive",
@@ -89,7 +56,7 @@ def fresh_backend_is_empty(subject: Subject) -> None:
     prompt, _ = subject.ids(backend)
     backend.prefill(prompt)
     backend.reset()
-    _require(check, backend.length == 0, f"length is {backend.length} after reset")
+    require(check, backend.length == 0, f"length is {backend.length} after reset")
 
 
 def logits_have_the_right_form(subject: Subject) -> None:
@@ -98,15 +65,15 @@ def logits_have_the_right_form(subject: Subject) -> None:
     backend = subject.backend()
     prompt, text = subject.ids(backend)
     calls: list[tuple[list[int], ReferenceLogits, tuple[int, ...]]] = [(prompt, backend.prefill, (backend.vocab_size,))]
-    calls += [(group, backend.forward, (len(group), backend.vocab_size)) for group in _split(text, [1, 3, 5])]
+    calls += [(group, backend.forward, (len(group), backend.vocab_size)) for group in split(text, [1, 3, 5])]
     for ids, call, shape in calls:
         before = backend.length
         logits = call(ids)
-        _require(check, tuple(logits.shape) == shape, f"shape {tuple(logits.shape)}, not {shape}")
-        _require(check, logits.dtype is torch.float32, f"dtype {logits.dtype}, not float32")
-        _require(check, logits.device.type == "cpu", f"logits on {logits.device}, not on the CPU")
+        require(check, tuple(logits.shape) == shape, f"shape {tuple(logits.shape)}, not {shape}")
+        require(check, logits.dtype is torch.float32, f"dtype {logits.dtype}, not float32")
+        require(check, logits.device.type == "cpu", f"logits on {logits.device}, not on the CPU")
         grown = backend.length - before
-        _require(check, grown == len(ids), f"length grew by {grown} for {len(ids)} tokens")
+        require(check, grown == len(ids), f"length grew by {grown} for {len(ids)} tokens")
 
 
 def logits_equal_the_reference(subject: Subject) -> None:
@@ -118,8 +85,8 @@ def logits_equal_the_reference(subject: Subject) -> None:
     for sizes in ([1], [2], [8], [len(text)]):
         backend.reset()
         rows = [backend.prefill(prompt).clone()[None]]
-        rows += [backend.forward(group).clone() for group in _split(text, sizes)]
-        _require_close(check, subject, torch.cat(rows), reference[len(prompt) - 1 :], f"groups of {sizes[0]}")
+        rows += [backend.forward(group).clone() for group in split(text, sizes)]
+        require_close(check, subject, torch.cat(rows), reference[len(prompt) - 1 :], f"groups of {sizes[0]}")
 
 
 def prefill_is_deterministic(subject: Subject) -> None:
@@ -131,8 +98,8 @@ def prefill_is_deterministic(subject: Subject) -> None:
     for _ in range(2):
         backend.reset()
         runs.append((backend.prefill(prompt).clone(), backend.forward(text).clone()))
-    _require_same(check, runs[0][0], runs[1][0], "a second prefill")
-    _require_same(check, runs[0][1], runs[1][1], "the forward after a second prefill")
+    require_same(check, runs[0][0], runs[1][0], "a second prefill")
+    require_same(check, runs[0][1], runs[1][1], "the forward after a second prefill")
 
 
 def rollback_and_forward_again(subject: Subject) -> None:
@@ -148,14 +115,14 @@ def rollback_and_forward_again(subject: Subject) -> None:
         length = backend.length
         backend.forward(wrong[: len(text) - kept + 1])
         backend.rollback(length)
-        _require(check, backend.length == length, f"length is {backend.length} after a roll-back to {length}")
+        require(check, backend.length == length, f"length is {backend.length} after a roll-back to {length}")
         again = backend.forward((text[kept:] or text[:1])[:5]).clone()
 
         fresh = subject.backend()
         fresh.prefill(prompt)
         if kept:
             fresh.forward(text[:kept])
-        _require_same(check, again, fresh.forward((text[kept:] or text[:1])[:5]), f"a roll-back to {length}")
+        require_same(check, again, fresh.forward((text[kept:] or text[:1])[:5]), f"a roll-back to {length}")
 
 
 def rollback_into_a_prompt(subject: Subject) -> None:
@@ -169,12 +136,12 @@ def rollback_into_a_prompt(subject: Subject) -> None:
         backend.forward(text[:3])
         backend.rollback(kept)
         rows = backend.forward([*prompt[kept:], *text])
-        _require_close(check, subject, rows, reference[kept:], f"a roll-back to {kept}")
+        require_close(check, subject, rows, reference[kept:], f"a roll-back to {kept}")
     backend = subject.backend()
     first = backend.prefill(prompt).clone()
     backend.forward(text)
     backend.rollback(0)
-    _require_same(check, backend.prefill(prompt), first, "a prefill after a roll-back to 0")
+    require_same(check, backend.prefill(prompt), first, "a prefill after a roll-back to 0")
 
 
 def rejected_drafts_leave_no_trace(subject: Subject) -> None:
@@ -195,9 +162,9 @@ def rejected_drafts_leave_no_trace(subject: Subject) -> None:
         rows += list(backend.forward([*right, *wrong])[: len(right)].clone())
         backend.rollback(len(prompt) + len(rows))
     if backend.exact:
-        _require_same(check, torch.stack(rows), plain, "drafting with rejections")
+        require_same(check, torch.stack(rows), plain, "drafting with rejections")
     else:
-        _require_close(check, subject, torch.stack(rows), plain, "drafting with rejections")
+        require_close(check, subject, torch.stack(rows), plain, "drafting with rejections")
 
 
 def too_long_a_rollback_is_an_error(subject: Subject) -> None:
@@ -205,13 +172,13 @@ def too_long_a_rollback_is_an_error(subject: Subject) -> None:
     check = "too_long_a_rollback_is_an_error"
     backend = subject.backend()
     prompt, text = subject.ids(backend)
-    _require_error(check, RollbackError, lambda: backend.rollback(1), "a roll-back of an empty cache to 1")
-    expected = _continued(subject, prompt, text)
+    require_error(check, RollbackError, lambda: backend.rollback(1), "a roll-back of an empty cache to 1")
+    expected = continued(subject, prompt, text)
     backend.prefill(prompt)
     for length in (-1, len(prompt) + 1, len(prompt) + 1000):
-        _require_error(check, RollbackError, lambda: backend.rollback(length), f"a roll-back to {length}")  # noqa: B023 - called at once
-        _require(check, backend.length == len(prompt), f"length is {backend.length} after a refused roll-back")
-    _require_same(check, backend.forward(text), expected, "a refused roll-back")
+        require_error(check, RollbackError, lambda: backend.rollback(length), f"a roll-back to {length}")  # noqa: B023 - called at once
+        require(check, backend.length == len(prompt), f"length is {backend.length} after a refused roll-back")
+    require_same(check, backend.forward(text), expected, "a refused roll-back")
 
 
 def best_is_what_forward_says(subject: Subject) -> None:
@@ -221,19 +188,19 @@ def best_is_what_forward_says(subject: Subject) -> None:
     backend.prepare_best()
     prompt, text = subject.ids(backend)
     backend.prefill(prompt)
-    for group in _split(text, [1, 4, 9]):
+    for group in split(text, [1, 4, 9]):
         before = backend.length
         expected = best_ids(backend.forward(group))
         backend.rollback(before)
         found = backend.best(group)
-        _require(check, found == expected, f"{found} after {before} tokens, forward's rows say {expected}")
+        require(check, found == expected, f"{found} after {before} tokens, forward's rows say {expected}")
         grown = backend.length - before
-        _require(check, grown == len(group), f"length grew by {grown} for {len(group)} tokens")
+        require(check, grown == len(group), f"length grew by {grown} for {len(group)} tokens")
     after = backend.forward(text[:1]).clone()
     backend.rollback(backend.length - 1 - len(text))
-    for group in _split(text, [1, 4, 9]):
+    for group in split(text, [1, 4, 9]):
         backend.forward(group)
-    _require_same(check, backend.forward(text[:1]), after, "a forward after `best`")
+    require_same(check, backend.forward(text[:1]), after, "a forward after `best`")
 
 
 def bad_ids_are_refused(subject: Subject) -> None:
@@ -241,13 +208,13 @@ def bad_ids_are_refused(subject: Subject) -> None:
     check = "bad_ids_are_refused"
     backend = subject.backend()
     prompt, text = subject.ids(backend)
-    expected = _continued(subject, prompt, text)
+    expected = continued(subject, prompt, text)
     backend.prefill(prompt)
     for ids in ([], [-1], [backend.vocab_size], [*text[:2], backend.vocab_size + 5]):
         for call in (backend.prefill, backend.forward):
-            _require_error(check, ConfigError, lambda: call(ids), f"ids {ids}")  # noqa: B023 - called at once
-            _require(check, backend.length == len(prompt), f"length is {backend.length} after ids {ids}")
-    _require_same(check, backend.forward(text), expected, "refused ids")
+            require_error(check, ConfigError, lambda: call(ids), f"ids {ids}")  # noqa: B023 - called at once
+            require(check, backend.length == len(prompt), f"length is {backend.length} after ids {ids}")
+    require_same(check, backend.forward(text), expected, "refused ids")
 
 
 def context_overflow_is_refused(subject: Subject) -> None:
@@ -255,25 +222,25 @@ def context_overflow_is_refused(subject: Subject) -> None:
     check = "context_overflow_is_refused"
     backend = subject.backend()
     prompt, text = subject.ids(backend)
-    expected = _continued(subject, prompt, text)
+    expected = continued(subject, prompt, text)
     backend.prefill(prompt)
     too_many = [text[0]] * (backend.max_length - backend.length + 1)
     for call in (backend.prefill, backend.forward):
-        _require_error(check, ContextLengthError, lambda: call(too_many), "one token too many")  # noqa: B023 - called at once
-        _require(check, backend.length == len(prompt), f"length is {backend.length} after one token too many")
-    _require_same(check, backend.forward(text), expected, "an overflow that was refused")
+        require_error(check, ContextLengthError, lambda: call(too_many), "one token too many")  # noqa: B023 - called at once
+        require(check, backend.length == len(prompt), f"length is {backend.length} after one token too many")
+    require_same(check, backend.forward(text), expected, "an overflow that was refused")
     if backend.max_length <= _FILLABLE:
         backend.reset()
         ids = [(7 * index + 3) % backend.vocab_size for index in range(backend.max_length)]
         tail = min(12, len(ids) - 1)
         if tail:
             backend.prefill(ids[:-tail])
-            rows = torch.cat([backend.forward(group).clone() for group in _split(ids[-tail:], [1, 3])])
+            rows = torch.cat([backend.forward(group).clone() for group in split(ids[-tail:], [1, 3])])
         else:
             rows = backend.forward(ids)
         reference = subject.reference_logits(ids)
-        _require_close(check, subject, rows, reference[len(ids) - len(rows) :], "filling the context")
-        _require_error(check, ContextLengthError, lambda: backend.forward(ids[:1]), "a token beyond a full context")
+        require_close(check, subject, rows, reference[len(ids) - len(rows) :], "filling the context")
+        require_error(check, ContextLengthError, lambda: backend.forward(ids[:1]), "a token beyond a full context")
 
 
 def nothing_is_left_of_a_request(subject: Subject) -> None:
@@ -289,8 +256,8 @@ def nothing_is_left_of_a_request(subject: Subject) -> None:
     backend.forward(other_text)
     backend.rollback(len(other_prompt))
     backend.reset()
-    _require_same(check, backend.prefill(prompt), expected[0], "a prefill after another request")
-    _require_same(check, backend.forward(text), expected[1], "a forward after another request")
+    require_same(check, backend.prefill(prompt), expected[0], "a prefill after another request")
+    require_same(check, backend.forward(text), expected[1], "a forward after another request")
 
 
 def exact_over_groupings(subject: Subject) -> None:
@@ -306,8 +273,8 @@ def exact_over_groupings(subject: Subject) -> None:
     for sizes in ([2], [3], [8], [len(text)], *([draw.randint(1, 11) for _ in text] for _ in range(3))):
         backend.reset()
         backend.prefill(prompt)
-        rows = torch.cat([backend.forward(group).clone() for group in _split(text, sizes)])
-        _require_same(check, rows, alone, f"groups of {sizes[:8]}")
+        rows = torch.cat([backend.forward(group).clone() for group in split(text, sizes)])
+        require_same(check, rows, alone, f"groups of {sizes[:8]}")
 
 
 CHECKS: dict[str, Callable[[Subject], None]] = {
@@ -348,56 +315,3 @@ def check_backend(
     subject = Subject(make_backend, reference_logits, tolerance, prompt_length, text_length, seed)
     for check in CHECKS.values():
         check(subject)
-
-
-def _continued(subject: Subject, prompt: Sequence[int], text: Sequence[int]) -> torch.Tensor:
-    """Logits of `text` after `prompt` on a backend to which nothing else happened."""
-    backend = subject.backend()
-    backend.prefill(prompt)
-    logits = backend.forward(text).clone()
-    backend.reset()
-    return logits
-
-
-def _split(ids: Sequence[int], sizes: Sequence[int]) -> list[list[int]]:
-    """Cut `ids` into groups of these sizes, over and over."""
-    groups: list[list[int]] = []
-    start = 0
-    while start < len(ids):
-        size = sizes[len(groups) % len(sizes)]
-        groups.append(list(ids[start : start + size]))
-        start += size
-    return groups
-
-
-def _require(check: str, holds: bool, message: str) -> None:
-    if not holds:
-        raise ConformanceError(check, message)
-
-
-def _require_same(check: str, rows: torch.Tensor, expected: torch.Tensor, after: str) -> None:
-    if torch.equal(rows, expected):
-        return
-    if rows.shape != expected.shape:
-        raise ConformanceError(check, f"after {after}: shape {tuple(rows.shape)}, not {tuple(expected.shape)}")
-    difference = (rows - expected).abs().max().item()
-    raise ConformanceError(check, f"after {after}: logits are not bitwise the same, but differ by {difference:.3g}")
-
-
-def _require_close(check: str, subject: Subject, rows: torch.Tensor, expected: torch.Tensor, after: str) -> None:
-    if rows.shape != expected.shape:
-        raise ConformanceError(check, f"after {after}: shape {tuple(rows.shape)}, not {tuple(expected.shape)}")
-    difference = (rows - expected).abs().max().item()
-    if not difference <= subject.tolerance:  # also catches nan
-        found = f"logits differ from the expected by {difference:.3g}, more than {subject.tolerance:.3g}"
-        raise ConformanceError(check, f"after {after}: {found}")
-
-
-def _require_error(check: str, kind: type[AutoPipeError], call: Callable[[], object], what: str) -> None:
-    try:
-        call()
-    except kind:
-        return
-    except Exception as error:
-        raise ConformanceError(check, f"{what} raises {type(error).__name__}, not {kind.__name__}") from error
-    raise ConformanceError(check, f"{what} is not refused with {kind.__name__}")

@@ -77,6 +77,11 @@ def move_layers(model: Any, cache_layers: Iterable[Any], device_map: DeviceMap) 
 
 
 def attention_devices(model: Any) -> list[torch.device]:
-    """The device of each layer's attention, in the model's order."""
-    layers = model.get_decoder().layers
+    """The device of each layer's attention, in the model's order.
+
+    Layers are found by their number: families call the list they are in by different names.
+    """
+    number = model.config.get_text_config(decoder=True).num_hidden_layers
+    lists = (module for module in model.modules() if isinstance(module, torch.nn.ModuleList))
+    layers = next(layers for layers in lists if len(layers) == number)
     return [next(layer.parameters()).device for layer in layers]

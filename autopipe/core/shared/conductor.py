@@ -241,6 +241,8 @@ class SharedConductor(ConductorBase):
 
     def _take_served(self, request: OpenRequest, step: Message, served: Message) -> None:
         with self._gate:
+            if not request.begun:
+                self.recent.append(request.handle)
             request.count(step, served)
         if served["ids"]:
             self.num_tokens += len(served["ids"])

@@ -160,7 +160,6 @@ class SharedEngine(EngineBase[SharedConductor]):
             self._check_room()
             handle = RequestHandle(next(self._numbers), ids, params, eos, processor, trace, self._cancel)
             self._conductor.admit(OpenRequest(handle, given, self._conductor.new_stats()))
-            self._recent.append(handle)
         return handle
 
     def _checked_output(self, output: Sequence[int], params: SamplingParams, eos: Sequence[int]) -> list[int]:

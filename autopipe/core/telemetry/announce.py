@@ -15,10 +15,11 @@ from pathlib import Path
 
 import psutil
 
+from autopipe.core.live_engine import RunningEngine
 from autopipe.core.telemetry.energy import EnergyMeter
 from autopipe.core.telemetry.runtime_folder import make_private, runtime_folder, write_private
 from autopipe.core.telemetry.sampler import Sampler
-from autopipe.core.telemetry.tally import WINDOW_S, RunningEngine, Tally
+from autopipe.core.telemetry.tally import WINDOW_S, Tally
 from autopipe.core.telemetry.views import PipelineView
 
 VERSION = 1

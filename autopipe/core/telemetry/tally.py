@@ -5,29 +5,15 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
+from autopipe.core.live_engine import RunningEngine
 from autopipe.core.plan import Plan, StagePlan
 from autopipe.core.stats import StageReport
 from autopipe.core.telemetry.views import PipelineView, StageView
 
 WINDOW_S = 2.0
 """Rates are over so many seconds."""
-
-
-class RunningEngine(Protocol):
-    """What is asked of an engine; none of it disturbs the engine. `core.engine.Engine` has it."""
-
-    @property
-    def plan(self) -> Plan: ...
-
-    @property
-    def num_tokens(self) -> int: ...
-
-    @property
-    def num_waiting(self) -> int: ...
-
-    def progress(self) -> tuple[int, list[StageReport]] | None: ...
 
 
 class _Counts(NamedTuple):
