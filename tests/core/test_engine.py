@@ -138,6 +138,16 @@ def test_progress_of_the_request_under_way_grows_and_ends_with_it(engine: Engine
     assert engine.progress() is None
 
 
+def test_recent_requests_are_those_that_have_begun_in_that_order(engine: Engine) -> None:
+    first, second, waiting = (engine.submit(PROMPT, SamplingParams(max_new_tokens=n)) for n in (5, 20_000, 5))
+    first.outcome()
+    next(iter(second))
+    assert engine.recent[-2:] == [first, second]
+    second.cancel()
+    waiting.outcome()
+    assert engine.recent[-3:] == [first, second, waiting]
+
+
 def test_a_bad_request_fails_alone(engine: Engine) -> None:
     """Neither the target nor the requests behind it suffer for it."""
 

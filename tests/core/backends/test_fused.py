@@ -272,7 +272,10 @@ def heads(hidden: int) -> dict[str, torch.Tensor]:
     random = torch.randn(303, hidden, generator=draw)
     lone = torch.zeros(303, hidden)
     lone[250] = random[0]
+    whole = torch.randint(-126, 127, (6000, hidden), generator=draw).float()
+    whole[:, ::32] = 127  # int8 holds these exactly: all that is off is the hidden state
     return {
+        "exact_in_int8": whole / 1024,
         "equal_rows": random[:1].expand(303, hidden).clone(),
         "pairs": random.repeat_interleave(2, 0)[:303].clone(),
         "nearly_equal": random[:1] + 1e-3 * random,

@@ -8,6 +8,7 @@ from __future__ import annotations
 import itertools
 import random
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -17,11 +18,12 @@ from hypothesis import strategies as st
 
 from autopipe.core.backends.transformers import TransformersBackend
 from autopipe.core.backends.transformers_cache import RollbackLayer, Step
-from autopipe.core.backends.transformers_moves import attention_devices, move_layers
+from autopipe.core.backends.transformers_moves import Moved, attention_devices, move_layers
 from autopipe.core.engine import Engine
 from autopipe.core.errors import ConfigError, UnsupportedModelError
 from autopipe.core.plan import Plan, StagePlan
 from autopipe.core.sampling import SamplingParams
+from autopipe.core.stage_server import StageServer
 from tests.tiny import tiny_model
 
 CPU, META = torch.device("cpu"), torch.device("meta")
@@ -184,3 +186,26 @@ def test_a_plan_that_only_moves_layers_loads_nothing_and_changes_no_token(tiny_f
         tokens, fallbacks = generate(changes=False)
         assert (tokens, dict(engine.worker_ids)) == (expected, workers)
         assert any("layers are not moved" in text for text in [*fallbacks, *engine.fallbacks])
+
+
+class Elsewhere(TransformersBackend):
+    """Refuses to go to one device, half way."""
+
+    def __init__(self) -> None:
+        self.name, self.device_map, self.asked = "m", {"": "cpu"}, list[Any]()
+
+    def place(self, device_map: Any) -> Moved:
+        self.asked.append(device_map)
+        if device_map != self.device_map:
+            raise ConfigError("device_map", device_map, "another")
+        return Moved()
+
+
+def test_layers_that_cannot_move_are_put_back_and_the_engine_is_told() -> None:
+    server = StageServer.__new__(StageServer)
+    backend, notes = Elsewhere(), list[str]()
+    server._backend, server._note = backend, notes.append  # type: ignore[method-assign]  # instead of telling an engine
+    server._stage = SimpleNamespace(count_moved=lambda moved: None)  # type: ignore[assignment]  # all that is asked of it
+    server._move({"": "cuda:1"})
+    assert backend.asked == [{"": "cuda:1"}, {"": "cpu"}]
+    assert len(notes) == 1

@@ -29,7 +29,7 @@ from autopipe.core.shared import SharedEngine, SharingOptions, reason_unshareabl
 from tests.core.pipeline import PROMPT, plain_output
 
 
-def plan(ms: float = 0.3, *, drafter: bool = True, faults: dict[str, int] | None = None, **settings: Any) -> Plan:
+def plan(ms: float = 0.3, *, drafter: bool = True, faults: dict[str, Any] | None = None, **settings: Any) -> Plan:
     emulated = {"ms": {1: ms}, "vocab_size": 64, **(faults or {})}
     chain: list[dict[str, Any]] = [{"model": "ngram", "window": 5}] if drafter else []
     return Plan.parse({"chain": [*chain, {"model": "emulated", "name": "target", "emulated": emulated}], **settings})
@@ -73,6 +73,7 @@ def test_requests_run_at_the_same_time(engine: SharedEngine) -> None:
     assert load.running == 3
     assert sorted(load.progress) == [handle.id for handle in handles]
     assert load.progress[handles[0].id][-1].name == "target"
+    assert engine.recent[-3:] == handles
     for handle in handles:
         handle.cancel()
     assert [handle.outcome().finish_reason for handle in handles] == ["cancelled"] * 3
@@ -120,6 +121,19 @@ def test_what_is_learned_online_is_saved(engine: SharedEngine, tmp_path: Path) -
     assert engine.save_ngrams(tmp_path / "table") > 0
     assert (tmp_path / "table").exists()
     engine.apply(plan())
+
+
+def test_the_load_factor_is_what_company_costs() -> None:
+    with SharedEngine(
+        plan(drafter=False, faults={"ms": {1: 2.0, 2: 6.0, 8: 8.0}}), SharingOptions(max_active=4, max_batch=4)
+    ) as engine:
+        handles = [submit(engine, 100_000) for _ in range(4)]
+        wait_until(lambda: engine.num_running == 4)
+        assert engine.load_factor() > 1.5
+        for handle in handles:
+            handle.cancel()
+            handle.outcome()
+        assert engine.load_factor() == 1.0
 
 
 def test_the_longest_running_request_is_shown(engine: SharedEngine) -> None:
