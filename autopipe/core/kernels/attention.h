@@ -31,29 +31,52 @@ inline size_t packed_index(int input, int lane) {
     return static_cast<size_t>(input / n) * n * kLanes + lane * n + input % n;
 }
 
+// `count` numbers as the cache holds them.
+template <class C>
+inline void as_cached(C* out, const float* x, int count) {
+    if (count == kLanes)
+        store_as(out, load(x));
+    else
+        for (int i = 0; i < count; ++i) put(out + i, x[i]);
+}
+
 template <class M>
 void append(const PageView<M>& view, int position, int kv_head, int head_dim, const float* key, const float* value) {
+    using C = typename M::Cache;
+    constexpr int kPair = M::kCacheInputs;
     const int page = position / view.page_tokens, slot = position % view.page_tokens;
-    typename M::Cache* keys = view.keys(page, kv_head) + static_cast<size_t>(slot / kLanes) * head_dim * kLanes;
-    for (int i = 0; i < head_dim; ++i) put(keys + packed_index<M>(i, slot % kLanes), key[i]);
-    typename M::Cache* values = view.values(page, kv_head);
-    for (int i = 0; i < head_dim; ++i) {
-        const size_t block = static_cast<size_t>(i / kLanes) * view.page_tokens * kLanes;
-        put(values + block + packed_index<M>(slot, i % kLanes), value[i]);
+    C* keys = view.keys(page, kv_head) + static_cast<size_t>(slot / kLanes) * head_dim * kLanes;
+    C* values = view.values(page, kv_head);
+    for (int first = 0; first < head_dim; first += kLanes) {
+        const int count = head_dim - first < kLanes ? head_dim - first : kLanes;
+        C near[kLanes];
+        as_cached(near, key + first, count);
+        for (int i = 0; i < count; i += kPair)
+            std::memcpy(keys + packed_index<M>(first + i, slot % kLanes), near + i, kPair * sizeof(C));
+        as_cached(near, value + first, count);
+        C* block = values + static_cast<size_t>(first / kLanes) * view.page_tokens * kLanes;
+        for (int i = 0; i < count; ++i) block[packed_index<M>(slot, i)] = near[i];
     }
 }
 
-// scores[h][0..15] = query h . 16 keys, for H queries.
-template <class M, int H>
-void score_block(const float* const* queries, const typename M::Cache* keys, int head_dim, float* const* scores) {
+// scores[h][0..16 N) = query h . 16 N keys, for H queries.
+template <class M, int H, int N>
+void score_blocks(const float* const* queries, const typename M::Cache* keys, int head_dim, float* const* scores) {
     using C = typename M::CacheMode;
-    Vec acc[H];
-    for (int h = 0; h < H; ++h) acc[h] = zero();
+    const size_t block = static_cast<size_t>(head_dim) * kLanes;
+    Vec acc[H][N];
+    for (int h = 0; h < H; ++h)
+        for (int b = 0; b < N; ++b) acc[h][b] = zero();
     for (int i = 0; i < head_dim; i += C::kInputs) {
-        const typename C::Loaded loaded = C::load_weights(keys + i * kLanes);
-        for (int h = 0; h < H; ++h) acc[h] = C::accumulate(acc[h], loaded, C::load_input(queries[h] + i));
+        typename C::Loaded loaded[N];
+        for (int b = 0; b < N; ++b) loaded[b] = C::load_weights(keys + b * block + i * kLanes);
+        for (int h = 0; h < H; ++h) {
+            const typename C::Input input = C::load_input(queries[h] + i);
+            for (int b = 0; b < N; ++b) acc[h][b] = C::accumulate(acc[h][b], loaded[b], input);
+        }
     }
-    for (int h = 0; h < H; ++h) store(scores[h], acc[h]);
+    for (int h = 0; h < H; ++h)
+        for (int b = 0; b < N; ++b) store(scores[h] + b * kLanes, acc[h][b]);
 }
 
 // Turns scores[0..count) into e^(score - max); the rest of the last block becomes 0. Returns their sum.
@@ -140,11 +163,18 @@ void attend(const PageView<M>& view, int kv_head, const float* const* queries, c
             float* const* scores, int head_dim, typename M::Activation* const* out) {
     int longest = 0;
     for (int h = 0; h < H; ++h) longest = limits[h] > longest ? limits[h] : longest;
-    for (int key = 0; key < longest; key += kLanes) {
+    for (int key = 0; key < longest;) {
         const int page = key / view.page_tokens, slot = key % view.page_tokens;
+        const typename M::Cache* keys = view.keys(page, kv_head) + static_cast<size_t>(slot) * head_dim;
         float* here[H];
         for (int h = 0; h < H; ++h) here[h] = scores[h] + key;
-        score_block<M, H>(queries, view.keys(page, kv_head) + static_cast<size_t>(slot) * head_dim, head_dim, here);
+        if (key + kLanes < longest && slot + kLanes < view.page_tokens) {
+            score_blocks<M, H, 2>(queries, keys, head_dim, here);
+            key += 2 * kLanes;
+        } else {
+            score_blocks<M, H, 1>(queries, keys, head_dim, here);
+            key += kLanes;
+        }
     }
     float sums[H];
     for (int h = 0; h < H; ++h) sums[h] = soften(scores[h], limits[h]);

@@ -18,26 +18,20 @@ inline float get(const float* p) { return *p; }
 inline float get(const uint16_t* p) { return from_bf16(*p); }
 
 inline void store_as(float* p, Vec a) { store(p, a); }
-inline void store_as(uint16_t* p, Vec a) {
-    float lanes[kLanes];
-    store(lanes, a);
-    for (int i = 0; i < kLanes; ++i) p[i] = to_bf16(lanes[i]);
-}
+inline void store_as(uint16_t* p, Vec a) { store_bf16(p, a); }
 
-// The lanes in one fixed order of additions.
+// The lanes in one fixed order of additions: the upper half on the lower one, and so on.
 inline float sum_lanes(Vec a) {
-    float lanes[kLanes];
-    store(lanes, a);
-    for (int width = kLanes / 2; width > 0; width /= 2)
-        for (int i = 0; i < width; ++i) lanes[i] += lanes[i + width];
-    return lanes[0];
+    const __m256 eight = _mm256_add_ps(lower(a), upper(a));
+    const __m128 four = _mm_add_ps(_mm256_castps256_ps128(eight), _mm256_extractf128_ps(eight, 1));
+    const __m128 two = _mm_add_ps(four, _mm_movehl_ps(four, four));
+    return _mm_cvtss_f32(_mm_add_ss(two, _mm_movehdup_ps(two)));
 }
 inline float max_lanes(Vec a) {
-    float lanes[kLanes];
-    store(lanes, a);
-    for (int width = kLanes / 2; width > 0; width /= 2)
-        for (int i = 0; i < width; ++i) lanes[i] = lanes[i + width] > lanes[i] ? lanes[i + width] : lanes[i];
-    return lanes[0];
+    const __m256 eight = _mm256_max_ps(lower(a), upper(a));
+    const __m128 four = _mm_max_ps(_mm256_castps256_ps128(eight), _mm256_extractf128_ps(eight, 1));
+    const __m128 two = _mm_max_ps(four, _mm_movehl_ps(four, four));
+    return _mm_cvtss_f32(_mm_max_ss(two, _mm_movehdup_ps(two)));
 }
 
 // e^x within 2 units in the last place; arguments are clamped to where the result is a normal float. The argument

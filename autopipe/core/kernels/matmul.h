@@ -53,8 +53,8 @@ struct Widened {
     static Vec accumulate_first(Vec acc, const Loaded& w, Vec x) { return fma(w.even, x, acc); }
 };
 
-// One tile: R rows times N blocks; sums to out[R][N][16]. `ahead` is what to prefetch: as many bytes as the tile reads.
-template <class M, int R, int N, bool Ahead>
+// One tile: R rows times N blocks; sums to out[R][N][16]. `ahead`: `Ahead` blocks to fetch meanwhile.
+template <class M, int R, int N, int Ahead>
 void tile(const typename M::Activation* x, size_t x_stride, const typename M::Weight* w, int steps, const char* ahead,
           float* out) {
     const size_t block = static_cast<size_t>(steps) * M::kInputs * kLanes;
@@ -67,8 +67,7 @@ void tile(const typename M::Activation* x, size_t x_stride, const typename M::We
 #pragma GCC unroll 4
         for (int b = 0; b < N; ++b) {
             weights[b] = M::load_weights(w + b * block + k * kStep);
-            if (Ahead)
-                __builtin_prefetch(ahead + (b * block + k * kStep) * sizeof(typename M::Weight), 0, 2);
+            if (b < Ahead) __builtin_prefetch(ahead + (b * block + k * kStep) * sizeof(typename M::Weight), 0, 2);
         }
 #pragma GCC unroll 12
         for (int r = 0; r < R; ++r) {
@@ -81,14 +80,30 @@ void tile(const typename M::Activation* x, size_t x_stride, const typename M::We
         for (int b = 0; b < N; ++b) store(out + (r * N + b) * kLanes, acc[r][b]);
 }
 
+// What a tile fetches for the next ones. Where several tiles of rows read the same blocks, each fetches a part: memory
+// is the slower, so it must not pause while rows are computed.
+struct Ahead {
+    const char* from;
+    int blocks;
+
+    // Of tile `tile` of `tiles` that read the same `count` blocks of `block_bytes`.
+    static Ahead part(const char* next, int tile, int tiles, int count, size_t block_bytes) {
+        if (next == nullptr) return {nullptr, 0};
+        if (tiles == 1) return {next, count};
+        return {next + tile * block_bytes, tile < count ? 1 : 0};
+    }
+};
+
 template <class M, int N, int R>
 void tile_of_rows(int rows, const typename M::Activation* x, size_t x_stride, const typename M::Weight* w, int steps,
-                  const char* ahead, float* out) {
+                  const Ahead& ahead, float* out) {
     if (rows == R) {
-        if (ahead != nullptr)
-            tile<M, R, N, true>(x, x_stride, w, steps, ahead, out);
+        if (ahead.blocks == N)
+            tile<M, R, N, N>(x, x_stride, w, steps, ahead.from, out);
+        else if (ahead.blocks == 1)
+            tile<M, R, N, 1>(x, x_stride, w, steps, ahead.from, out);
         else
-            tile<M, R, N, false>(x, x_stride, w, steps, nullptr, out);
+            tile<M, R, N, 0>(x, x_stride, w, steps, nullptr, out);
     } else if constexpr (R > 1) {
         tile_of_rows<M, N, R - 1>(rows, x, x_stride, w, steps, ahead, out);
     }
@@ -142,6 +157,7 @@ void multiply_plain(const typename M::Activation* x, size_t x_stride, int rows, 
                     const char* next, int thread, int threads, const Epilogue& epilogue) {
     const Share share = matrix.share(thread, threads);
     const int steps = matrix.steps();
+    const size_t block_bytes = matrix.block_elements() * sizeof(typename M::Weight);
     const int tiles = (rows + kMaxTileRows - 1) / kMaxTileRows;
     const int most_rows = (rows + tiles - 1) / tiles;
     const int wide = most_rows <= kWideTileRows ? kWideBlocks : kBlocks;
@@ -155,15 +171,15 @@ void multiply_plain(const typename M::Activation* x, size_t x_stride, int rows, 
         for (int row = 0; row < rows; row += most_rows) {
             const int height = rows - row < most_rows ? rows - row : most_rows;
             const typename M::Activation* tile_x = x + row * x_stride;
+            const Ahead part = Ahead::part(ahead, row / most_rows, tiles, count, block_bytes);
             if (kWideTileRows > 0 && count == kWideBlocks && kWideBlocks != kBlocks)
                 tile_of_rows<M, kWideBlocks, (kWideTileRows > 0 ? kWideTileRows : 1)>(height, tile_x, x_stride, w,
-                                                                                      steps, ahead, sums);
+                                                                                      steps, part, sums);
             else if (count == kBlocks)
-                tile_of_rows<M, kBlocks, kMaxTileRows>(height, tile_x, x_stride, w, steps, ahead, sums);
+                tile_of_rows<M, kBlocks, kMaxTileRows>(height, tile_x, x_stride, w, steps, part, sums);
             else
-                tile_of_rows<M, 1, kMaxTileRows>(height, tile_x, x_stride, w, steps, ahead, sums);
+                tile_of_rows<M, 1, kMaxTileRows>(height, tile_x, x_stride, w, steps, part, sums);
             for (int r = 0; r < height; ++r) epilogue(row + r, block, count, sums + r * count * kLanes);
-            ahead = nullptr;
         }
         block += count;
     }

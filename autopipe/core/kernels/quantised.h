@@ -103,14 +103,13 @@ struct QuantisedRows {
 constexpr int kMaxQuantisedRows = 6;  // rows x 2 blocks: 12 integer and 12 float accumulators
 
 template <class M, int R, int N>
-void quantised_tile(const QuantisedRows<M>& x, int row, const uint8_t* w, size_t block, const char* ahead, float* out) {
+void quantised_tile(const QuantisedRows<M>& x, int row, const uint8_t* w, size_t block, const Ahead& ahead, float* out) {
     const size_t head = scale_bytes<M>(x.groups), group_bytes = M::kGroup / M::kInputs * 64;
     Vec acc[R][N];
     for (int r = 0; r < R; ++r)
         for (int b = 0; b < N; ++b) acc[r][b] = zero();
-    if (ahead != nullptr)
-        for (int b = 0; b < N; ++b)
-            for (size_t at = 0; at < head; at += 64) __builtin_prefetch(ahead + b * block + at, 0, 2);
+    for (int b = 0; b < ahead.blocks; ++b)
+        for (size_t at = 0; at < head; at += 64) __builtin_prefetch(ahead.from + b * block + at, 0, 2);
     for (int group = 0; group < x.groups; ++group) {
         Ints sums[R][N];
         for (int r = 0; r < R; ++r)
@@ -122,7 +121,7 @@ void quantised_tile(const QuantisedRows<M>& x, int row, const uint8_t* w, size_t
 #pragma GCC unroll 2
             for (int b = 0; b < N; ++b) {
                 weights[b] = load_bytes(w + b * block + at + k * 64);
-                if (ahead != nullptr) __builtin_prefetch(ahead + b * block + at + k * 64, 0, 2);
+                if (b < ahead.blocks) __builtin_prefetch(ahead.from + b * block + at + k * 64, 0, 2);
             }
             M::add(sums, weights, q + k * M::kInputs, x.stride);
         }
@@ -144,7 +143,7 @@ void quantised_tile(const QuantisedRows<M>& x, int row, const uint8_t* w, size_t
 
 template <class M, int N, int R>
 void quantised_tile_of_rows(int rows, const QuantisedRows<M>& x, int row, const uint8_t* w, size_t block,
-                            const char* ahead, float* out) {
+                            const Ahead& ahead, float* out) {
     if (rows == R)
         quantised_tile<M, R, N>(x, row, w, block, ahead, out);
     else if constexpr (R > 1)
@@ -166,12 +165,12 @@ void multiply_filled(const QuantisedRows<M>& quantised, int rows, const Matrix<M
         const char* ahead = block + count >= share.end ? next : reinterpret_cast<const char*>(w + count * block_bytes);
         for (int row = 0; row < rows; row += most_rows) {
             const int height = rows - row < most_rows ? rows - row : most_rows;
+            const Ahead part = Ahead::part(ahead, row / most_rows, tiles, count, block_bytes);
             if (count == kBlocks)
-                quantised_tile_of_rows<M, kBlocks, kMaxQuantisedRows>(height, quantised, row, w, block_bytes, ahead, sums);
+                quantised_tile_of_rows<M, kBlocks, kMaxQuantisedRows>(height, quantised, row, w, block_bytes, part, sums);
             else
-                quantised_tile_of_rows<M, 1, kMaxQuantisedRows>(height, quantised, row, w, block_bytes, ahead, sums);
+                quantised_tile_of_rows<M, 1, kMaxQuantisedRows>(height, quantised, row, w, block_bytes, part, sums);
             for (int r = 0; r < height; ++r) epilogue(row + r, block, count, sums + r * count * kLanes);
-            ahead = nullptr;
         }
         block += count;
     }

@@ -13,6 +13,8 @@ inline Vec zero() { return {_mm512_setzero_ps()}; }
 inline Vec splat(float x) { return {_mm512_set1_ps(x)}; }
 inline Vec load(const float* p) { return {_mm512_loadu_ps(p)}; }
 inline void store(float* p, Vec a) { _mm512_storeu_ps(p, a.v); }
+inline __m256 lower(Vec a) { return _mm512_castps512_ps256(a.v); }
+inline __m256 upper(Vec a) { return _mm512_extractf32x8_ps(a.v, 1); }
 inline Vec add(Vec a, Vec b) { return {_mm512_add_ps(a.v, b.v)}; }
 inline Vec sub(Vec a, Vec b) { return {_mm512_sub_ps(a.v, b.v)}; }
 inline Vec mul(Vec a, Vec b) { return {_mm512_mul_ps(a.v, b.v)}; }
@@ -34,4 +36,14 @@ inline void widen(const uint16_t* p, Vec& even, Vec& odd) {
     const __m512i w = _mm512_loadu_si512(p);
     even.v = _mm512_castsi512_ps(_mm512_slli_epi32(w, 16));
     odd.v = _mm512_castsi512_ps(_mm512_and_si512(w, _mm512_set1_epi32(static_cast<int>(0xffff0000u))));
+}
+
+// Rounded to nearest, ties to even; a NaN stays one.
+inline void store_bf16(uint16_t* p, Vec a) {
+    const __m512i bits = _mm512_castps_si512(a.v), high = _mm512_srli_epi32(bits, 16);
+    const __m512i odd = _mm512_and_si512(high, _mm512_set1_epi32(1));
+    const __m512i rounded = _mm512_srli_epi32(_mm512_add_epi32(bits, _mm512_add_epi32(odd, _mm512_set1_epi32(0x7fff))), 16);
+    const __mmask16 nan = _mm512_cmp_ps_mask(a.v, a.v, _CMP_UNORD_Q);
+    const __m512i result = _mm512_mask_or_epi32(rounded, nan, high, _mm512_set1_epi32(0x40));
+    _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), _mm512_cvtepi32_epi16(result));
 }
