@@ -61,7 +61,10 @@ class Row:
     Attributes:
         ms_per_token: median over prompts of the median over repeats.
         ms_per_token_min: the fastest prompt's; `_max`: the slowest one's.
-        speedup_over_plain: plain's `ms_per_token` over this arm's.
+        tokens_per_s: of one pass over the prompts, output tokens over seconds (of a prompt, the median over repeats).
+        speedup_over_plain: `tokens_per_s` over plain's; `speedup_over_transformers` likewise.
+        median_speedup: median over prompts of plain's milliseconds per token over this arm's. It is the smaller where
+            short outputs, which are mostly prefill, gain less than long ones.
         acceptance_length: output tokens of all samples over forwards of the target in all of them.
         tokens: output tokens of one pass over the prompts.
         identical: prompts whose output equals plain decoding's in every repeat.
@@ -73,8 +76,10 @@ class Row:
     ms_per_token: float | None = None
     ms_per_token_min: float | None = None
     ms_per_token_max: float | None = None
+    tokens_per_s: float | None = None
     speedup_over_plain: float | None = None
     speedup_over_transformers: float | None = None
+    median_speedup: float | None = None
     acceptance_length: float | None = None
     prompts: int = 0
     tokens: int = 0
@@ -107,7 +112,7 @@ def make_rows(
         gap_at: called once for each arm that differs.
     """
     speeds = {name: _ms_per_prompt(arm) for name, arm in samples.items()}
-    medians = {name: median(speed) if speed else None for name, speed in speeds.items()}
+    totals = {name: _tokens_per_s(arm) for name, arm in samples.items()}
     reference = first_outputs(samples.get(PLAIN, ()))
     rows = []
     for name, arm in samples.items():
@@ -122,11 +127,13 @@ def make_rows(
         rows.append(
             Row(
                 name,
-                ms_per_token=medians[name],
-                ms_per_token_min=min(speeds[name]),
-                ms_per_token_max=max(speeds[name]),
-                speedup_over_plain=_ratio(medians.get(PLAIN), medians[name]),
-                speedup_over_transformers=_ratio(medians.get(TRANSFORMERS), medians[name]),
+                ms_per_token=median(speeds[name].values()),
+                ms_per_token_min=min(speeds[name].values()),
+                ms_per_token_max=max(speeds[name].values()),
+                tokens_per_s=totals[name],
+                speedup_over_plain=_ratio(totals[name], totals.get(PLAIN)),
+                speedup_over_transformers=_ratio(totals[name], totals.get(TRANSFORMERS)),
+                median_speedup=_median_speedup(speeds.get(PLAIN, {}), speeds[name]),
                 acceptance_length=_acceptance_length(arm),
                 prompts=len(speeds[name]),
                 tokens=sum(len(ids) for ids in first_outputs(arm).values()),
@@ -155,11 +162,24 @@ def first_difference(output: Sequence[int], reference: Sequence[int]) -> int | N
     return None if len(output) == len(reference) else min(len(output), len(reference))
 
 
-def _ms_per_prompt(arm: Sequence[Sample]) -> list[float]:
+def _ms_per_prompt(arm: Sequence[Sample]) -> dict[int, float]:
     by_prompt: dict[int, list[float]] = {}
     for sample in arm:
         by_prompt.setdefault(sample.prompt, []).append(sample.ms_per_token)
-    return [median(values) for values in by_prompt.values()]
+    return {prompt: median(values) for prompt, values in by_prompt.items()}
+
+
+def _tokens_per_s(arm: Sequence[Sample]) -> float | None:
+    by_prompt: dict[int, list[float]] = {}
+    for sample in arm:
+        by_prompt.setdefault(sample.prompt, []).append(sample.seconds)
+    seconds = sum(map(median, by_prompt.values()))
+    return sum(map(len, first_outputs(arm).values())) / seconds if seconds else None
+
+
+def _median_speedup(plain: Mapping[int, float], arm: Mapping[int, float]) -> float | None:
+    ratios = [plain[prompt] / speed for prompt, speed in arm.items() if speed and prompt in plain]
+    return median(ratios) if ratios else None
 
 
 def _acceptance_length(arm: Sequence[Sample]) -> float | None:
@@ -172,8 +192,8 @@ def _acceptance_length(arm: Sequence[Sample]) -> float | None:
     return tokens / forwards if forwards else None
 
 
-def _ratio(reference: float | None, value: float | None) -> float | None:
-    return reference / value if reference and value else None
+def _ratio(value: float | None, reference: float | None) -> float | None:
+    return value / reference if reference and value else None
 
 
 def _compare(

@@ -72,11 +72,12 @@ def bench_rows(rows: Sequence[Row], missing: Mapping[str, str]) -> None:
     table = Table()
     headings = [
         "arm",
-        "ms/token",
-        "min",
-        "max",
+        "tokens/s",
         "over plain",
+        "median",
         "over transformers",
+        "ms/token",
+        "range",
         "tokens/verify",
         "identical",
     ]
@@ -89,11 +90,12 @@ def bench_rows(rows: Sequence[Row], missing: Mapping[str, str]) -> None:
         identical = _UNKNOWN if row.identical is None else f"{row.identical}/{row.prompts}"
         table.add_row(
             row.name,
-            "missing" if row.name in missing else number(row.ms_per_token),
-            number(row.ms_per_token_min),
-            number(row.ms_per_token_max),
+            "missing" if row.name in missing else number(row.tokens_per_s, 1),
             number(row.speedup_over_plain, unit="x"),
+            number(row.median_speedup, unit="x"),
             number(row.speedup_over_transformers, unit="x"),
+            number(row.ms_per_token),
+            f"{number(row.ms_per_token_min, 1)} to {number(row.ms_per_token_max, 1)}",
             number(row.acceptance_length),
             identical,
             *([number(row.j_per_token)] if with_energy else []),
@@ -109,4 +111,7 @@ def bench_rows(rows: Sequence[Row], missing: Mapping[str, str]) -> None:
             )
     for name, reason in missing.items():
         output.print(f"{name}: {reason}", markup=False)
-    output.print("ms/token: median over prompts (fastest, slowest), prefill included.")
+    output.print(
+        "tokens/s: of all prompts together, prefill included; `over` compares it. median: over prompts, of plain's "
+        "time per token over the arm's. ms/token: median over prompts; range: fastest to slowest."
+    )

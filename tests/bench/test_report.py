@@ -31,10 +31,26 @@ def test_speedups_divide_the_reference_by_the_arm() -> None:
     assert row("transformers", rows).speedup_over_plain == pytest.approx(0.25)
 
 
+def test_tokens_per_second_are_of_all_prompts_together() -> None:
+    arm = [sample(0, 10, (1,) * 9), sample(0, 10, (1,) * 9), sample(0, 90, (1,) * 9), sample(1, 30, (1,))]
+
+    assert make_rows({"plain": arm})[0].tokens_per_s == pytest.approx(10 / 0.12)
+
+
+def test_the_speedup_weighs_tokens_and_the_median_prompts() -> None:
+    plain = [sample(0, 10, (1,) * 98), sample(1, 10, (1,)), sample(2, 10, (1,))]
+    arm = [sample(0, 2, (1,) * 98), sample(1, 10, (1,)), sample(2, 8, (1,))]
+    found = row("lockstep", make_rows({"plain": plain, "lockstep": arm}))
+
+    assert found.speedup_over_plain == pytest.approx(1000 / (196 + 18))
+    assert found.median_speedup == pytest.approx(10 / 8)
+
+
 def test_without_a_reference_there_is_nothing_to_compare_with() -> None:
     (found,) = make_rows({"lockstep": [sample(0, 5)]})
 
     assert found.speedup_over_plain is None
+    assert found.median_speedup is None
     assert found.identical is None
 
 
