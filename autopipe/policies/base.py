@@ -77,6 +77,11 @@ class Policy(ABC):
         """Why the last action was chosen."""
         return Reason(self.name)
 
+    @property
+    def disturbs(self) -> bool:
+        """Whether work of the policy's own takes time from the generation that is measured meanwhile."""
+        return False
+
     def close(self) -> None:  # noqa: B027
         """Give back what the policy holds (processes); it is not used again."""
 

@@ -9,6 +9,7 @@ taken back, and its chain is believed less.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -85,6 +86,7 @@ class PlannerPolicy(Policy):
         self._action = codec.off()
         self._num_searches = 0
         self._reason = Reason("start with plain decoding")
+        self._searcher.prepare(self._problem(self._beliefs.kind, self._action, (OFF,)))
 
     def act(self, observation: Observation, info: Info) -> Action:
         in_force = info.get("action_in_force", self._action)
@@ -109,6 +111,10 @@ class PlannerPolicy(Policy):
 
     def explain(self) -> Reason:
         return self._reason
+
+    @property
+    def disturbs(self) -> bool:
+        return self._searcher.disturbs
 
     def close(self) -> None:
         self._searcher.close()
@@ -149,17 +155,20 @@ class PlannerPolicy(Policy):
                 start.append(tuple(int(n) for n in self._plans.actions[index]))
         self._num_searches += 1
         self._asked = (kind, self._snapshot(kind, known.action, searched=True))
-        self._searcher.ask(
-            SearchProblem(
-                pipeline=self._believed(kind),
-                spaces=self._codec.spaces,
-                kind=kind,
-                chains=tuple(chains),
-                adapters=tuple(range(1 + len(self._codec.menu.adapters))),
-                current=tuple(int(n) for n in known.action),
-                start=tuple(start),
-                seed=self._seed % 1_000_000 + self._num_searches,
-            )
+        self._searcher.ask(self._problem(kind, known.action, chains, start))
+
+    def _problem(
+        self, kind: PromptKind, current: Action, chains: Sequence[int], start: Sequence[tuple[int, ...]] = ()
+    ) -> SearchProblem:
+        return SearchProblem(
+            pipeline=self._believed(kind),
+            spaces=self._codec.spaces,
+            kind=kind,
+            chains=tuple(chains),
+            adapters=tuple(range(1 + len(self._codec.menu.adapters))),
+            current=tuple(int(n) for n in current),
+            start=tuple(start),
+            seed=self._seed % 1_000_000 + self._num_searches,
         )
 
     def _believed(self, kind: PromptKind) -> PipelineModel:
@@ -235,7 +244,7 @@ class PlannerPolicy(Policy):
     def _judge(self, tokens: int, seconds: float, in_force: Action) -> bool:
         """Compare a new plan with what it promised; take it back when it fell short of it and of the one before."""
         trial = self._trial
-        if trial is None or not np.array_equal(in_force, self._action):
+        if trial is None or not np.array_equal(in_force, self._action) or self._searcher.disturbs:
             return False
         if self._beliefs.kind is not trial.kind:
             self._trial = None

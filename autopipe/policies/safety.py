@@ -99,6 +99,7 @@ class SafePolicy(Policy):
         self._hold_until = 0
         self._banned: dict[bytes, int] = {}  # plan -> interval at which it may come back
         self._breaks: Counter[bytes] = Counter()
+        self._disturbed = False
         self._reason = Reason("start")
         self._guarded(lambda: self._policy.reset(situation, seed))
 
@@ -188,6 +189,9 @@ class SafePolicy(Policy):
         """Compare what the plan in force has yielded with plain decoding; ban it where it is below the floor."""
         plain_s, decode_s = float(info.get("plain_s", 0.0)), float(info.get("decode_s", 0.0))
         in_force = info.get("action_in_force", self._action)
+        disturbed, self._disturbed = self._disturbed, self._policy.disturbs
+        if disturbed or self._disturbed:  # at the beginning or the end of the interval
+            return
         if decode_s <= 0 or plain_s <= 0 or self._action[0] == OFF or not np.array_equal(in_force, self._action):
             return
         self._window.append((plain_s, decode_s))

@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 import threading
+import time
 from abc import ABC, abstractmethod
 
 from autopipe.policies.plan_search import SearchProblem, SearchResult, search_plan
@@ -33,6 +34,14 @@ class Searcher(ABC):
     @abstractmethod
     def busy(self) -> bool:
         """Whether a search is under way."""
+
+    @property
+    def disturbs(self) -> bool:
+        """Whether a search takes time from the generation that is measured meanwhile."""
+        return False
+
+    def prepare(self, problem: SearchProblem) -> None:  # noqa: B027 - optional hook
+        """Get ready ahead of the first search, which is of this kind; never waits."""
 
     @abstractmethod
     def close(self) -> None:
@@ -69,10 +78,15 @@ class InlineSearcher(Searcher):
         self._result = None
 
 
-class ProcessSearcher(Searcher):
-    """Searches in a process that starts with the first search, at the lowest priority, with one thread.
+DISTURBS_S = 10.0
+"""A search that takes longer is no excuse any more for what is measured meanwhile."""
 
-    A thread of this process waits for its answers. A process that dies is started again with the next search.
+
+class ProcessSearcher(Searcher):
+    """Searches in a process of its own at the lowest priority, with one thread.
+
+    A thread of this process waits for its answers. A process that dies is started again with the next search. On few
+    cores even the lowest priority slows generation down, so what is measured meanwhile says little (`disturbs`).
     """
 
     def __init__(self) -> None:
@@ -81,12 +95,14 @@ class ProcessSearcher(Searcher):
         self._result: SearchResult | None = None
         self._number = 0
         self._waiting = False
+        self._asked_s = 0.0
 
     def ask(self, problem: SearchProblem) -> None:
-        with self._lock:
-            self._number += 1
-            number, self._waiting, self._result = self._number, True, None
-        threading.Thread(target=self._search, args=(problem, number), name="autopipe-search", daemon=True).start()
+        self._begin(problem, wanted=True)
+
+    def prepare(self, problem: SearchProblem) -> None:
+        """Start the process and let it try one plan: most of its first search is imports."""
+        self._begin(problem.model_copy(update={"trials": 1}), wanted=False)
 
     def poll(self, elapsed_s: float) -> SearchResult | None:
         with self._lock:
@@ -97,13 +113,24 @@ class ProcessSearcher(Searcher):
     def busy(self) -> bool:
         return self._waiting
 
+    @property
+    def disturbs(self) -> bool:
+        return self._waiting and time.monotonic() - self._asked_s < DISTURBS_S
+
     def close(self) -> None:
         process, self._process = self._process, None
         if process is not None:
             process.kill()
             process.wait()
 
-    def _search(self, problem: SearchProblem, number: int) -> None:
+    def _begin(self, problem: SearchProblem, *, wanted: bool) -> None:
+        with self._lock:
+            self._number += 1
+            self._waiting, self._result, self._asked_s = True, None, time.monotonic()
+            work = (problem, self._number, wanted)
+        threading.Thread(target=self._search, args=work, name="autopipe-search", daemon=True).start()
+
+    def _search(self, problem: SearchProblem, number: int, wanted: bool) -> None:
         answer = ""
         try:
             process = self._running()
@@ -119,7 +146,7 @@ class ProcessSearcher(Searcher):
             result = None
         with self._lock:
             if number == self._number:
-                self._result, self._waiting = result, False
+                self._result, self._waiting = result if wanted else None, False
 
     def _running(self) -> subprocess.Popen[str]:
         if self._process is None or self._process.poll() is not None:

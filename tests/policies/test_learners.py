@@ -1,5 +1,6 @@
 """What bandit and planner have in common: they find the best plan, follow changes, and keep still otherwise."""
 
+import time
 from typing import Any
 
 import numpy as np
@@ -10,7 +11,7 @@ from autopipe.policies.base import Policy
 from autopipe.policies.oracle import OraclePolicy
 from autopipe.policies.plan_search import SearchProblem, SearchResult, search_plan
 from autopipe.policies.planner import PlannerPolicy
-from autopipe.policies.searcher import InlineSearcher, ProcessSearcher
+from autopipe.policies.searcher import DISTURBS_S, InlineSearcher, ProcessSearcher
 from autopipe.policies.static import OffPolicy, StaticPolicy
 from tests.envs.scenes import DRAFTERS, pipeline, scenario
 from tests.policies.helpers import MEDIUM, SMALL, action, info, observation, play, situation
@@ -122,8 +123,6 @@ def test_a_search_is_deterministic() -> None:
 
 
 def test_a_process_of_its_own_finds_the_same() -> None:
-    import time
-
     searcher, asked = ProcessSearcher(), problem(trials=8)
     try:
         searcher.ask(asked)
@@ -178,3 +177,63 @@ def test_the_planner_takes_back_a_plan_that_does_not_hold_what_it_promised() -> 
     assert 4 in chains
     assert chains[-1] != 4
     assert np.isfinite(policy._penalty).all()
+
+
+class Disturbing(InlineSearcher):
+    """A searcher that says whether it disturbs."""
+
+    now = False
+
+    @property
+    def disturbs(self) -> bool:
+        return self.now
+
+
+def test_what_is_measured_while_a_search_disturbs_is_not_held_against_a_plan() -> None:
+    class Searcher(Disturbing):
+        def ask(self, problem: SearchProblem) -> None:
+            self._result = SearchResult(
+                action=(4, 2, 2, 2, 0, 0, 0, 0), seconds_per_token=0.005, current_seconds_per_token=0.007, tried=1
+            )
+            self._left_s = 0.0
+
+    searcher, made = Searcher(), situation()
+    policy = PlannerPolicy(searcher)
+    policy.reset(made)
+    searcher.now = True
+    chosen = made.codec.off()
+    for _ in range(12):
+        chosen = policy.act(observation(), info(chosen, goodput=0.9 if chosen[0] == 4 else 1.6))
+    assert policy.disturbs
+    assert int(chosen[0]) == 4
+    searcher.now = False
+    for _ in range(6):
+        chosen = policy.act(observation(), info(chosen, goodput=0.9 if chosen[0] == 4 else 1.6))
+    assert int(chosen[0]) != 4
+
+
+def test_a_search_is_no_excuse_for_long(monkeypatch: pytest.MonkeyPatch) -> None:
+    searcher = ProcessSearcher()
+    monkeypatch.setattr(searcher, "_search", lambda *work: None)  # one that never ends
+    assert not searcher.disturbs
+    searcher.ask(problem())
+    assert searcher.busy
+    assert searcher.disturbs
+    searcher._asked_s -= DISTURBS_S
+    assert searcher.busy
+    assert not searcher.disturbs
+
+
+def test_the_process_is_started_ahead_of_the_first_search_and_its_trial_is_no_result() -> None:
+    searcher = ProcessSearcher()
+    try:
+        searcher.prepare(problem(trials=8))
+        assert searcher.busy
+        deadline = time.monotonic() + 60
+        while searcher.busy and time.monotonic() < deadline:
+            time.sleep(0.05)
+        assert searcher._process is not None
+        assert searcher._process.poll() is None
+        assert searcher.poll(0.05) is None
+    finally:
+        searcher.close()

@@ -128,3 +128,25 @@ def test_without_a_good_plan_nothing_is_tried_for_a_while_and_then_for_longer() 
     assert chains[:5] == [2, 0, 0, 0, 4]
     assert chains[5:11] == [0] * 6
     assert chains[11] == 1
+
+
+def test_intervals_that_the_policy_itself_disturbs_are_not_judged() -> None:
+    class Busy(Scripted):
+        busy = True
+
+        @property
+        def disturbs(self) -> bool:
+            return self.busy
+
+    script = Busy(SMALL_CHAIN)
+    policy = guarded(script)
+
+    def intervals(count: int) -> int:
+        for _ in range(count):
+            policy.act(observation(), info(SMALL_CHAIN, goodput=0.5))
+        return policy.stats.floor_breaks
+
+    assert intervals(10) == 0
+    script.busy = False
+    assert intervals(4) == 0  # the first of them began while it was busy
+    assert intervals(1) == 1
