@@ -4,7 +4,7 @@
 set -euo pipefail
 cd "$(dirname "$0")/.."
 answers=${1:-answers}
-tokens=${2:-720000}
+tokens=${2:-1264000}
 out=autopipe/drafters/smollm2-135m.ngram
 
 .venv/bin/autopipe drafts answers --target smollm2-135m --out "$answers" --tokens "$tokens"

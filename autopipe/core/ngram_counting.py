@@ -14,12 +14,16 @@ Array = npt.NDArray[Any]
 
 _MULTIPLIER = np.uint64(0x9E3779B97F4A7C15)
 _SHIFT = np.uint64(29)
+KEY_BITS = 32
+"""Leading bits of a context's hash that a table keeps."""
+
+_DROPPED_BITS = np.uint64(64 - KEY_BITS)
 _SMOOTHING = 0.5
 """Added to a successor's count and (twice) to the context's: one occurrence does not make certainty."""
 
 
 def count_contexts(
-    sequences: Iterable[Sequence[int] | npt.NDArray[np.integer[Any]]], max_order: int, min_count: int, max_entries: int
+    sequences: Iterable[Sequence[int] | npt.NDArray[np.integer[Any]]], max_order: int, min_count: int, max_bytes: int
 ) -> dict[str, Array]:
     """The arrays of an `NgramTable`: keys, token_ids, counts, shares."""
     tokens, starts = _joined(sequences)
@@ -42,7 +46,28 @@ def count_contexts(
         totals[position] = _counts(keys[position])
         found.append(_best(keys, successors, pairs, totals, shorter_pairs, shorter_totals, position, min_count))
         shorter_keys, shorter_pairs, shorter_totals = keys, pairs, totals
-    return _kept(found, max_entries)
+    return _kept(found, max_bytes // entry_bytes(int(tokens.max(initial=0))))
+
+
+def token_dtype(max_token_id: int) -> type[np.uint16] | type[np.uint32]:
+    """The smaller type that holds all token ids."""
+    return np.uint16 if max_token_id < 1 << 16 else np.uint32
+
+
+def entry_bytes(max_token_id: int) -> int:
+    """Of one entry of a table: 8, or 10."""
+    return KEY_BITS // 8 + token_dtype(max_token_id)().itemsize + 2
+
+
+def as_table(hashes: Array, token_ids: Array, counts: Array, shares: Array) -> dict[str, Array]:
+    """The arrays of an `NgramTable`, of entries with 64-bit hashes; of those that share a key, the first is kept."""
+    keys, first = np.unique(hashes.astype(np.uint64) >> _DROPPED_BITS, return_index=True)
+    return {
+        "keys": keys.astype(np.uint32),
+        "token_ids": token_ids[first].astype(token_dtype(int(token_ids.max(initial=0)))),
+        "counts": counts[first].astype(np.uint8),
+        "shares": shares[first].astype(np.uint8),
+    }
 
 
 def _joined(sequences: Iterable[Sequence[int] | npt.NDArray[np.integer[Any]]]) -> tuple[Array, Array]:
@@ -107,21 +132,11 @@ def _best(
 
 
 def _kept(found: list[dict[str, Array]], max_entries: int) -> dict[str, Array]:
+    """The entries worth most."""
     if not found:
-        empty = np.empty(0, dtype=np.uint8)
-        return {
-            "keys": empty.astype(np.uint64),
-            "token_ids": empty.astype(np.uint32),
-            "counts": empty,
-            "shares": empty,
-        }
+        return as_table(*[np.empty(0, dtype=np.uint64)] * 4)
     joined = {name: np.concatenate([part[name] for part in found]) for name in found[0]}
     useful = np.argsort(-joined["worth"], kind="stable")[:max_entries]
-    keys, unique = np.unique(joined["keys"][useful], return_index=True)
-    chosen = useful[unique]
-    return {
-        "keys": keys,
-        "token_ids": joined["token_ids"][chosen],
-        "counts": np.minimum(joined["totals"][chosen], 255).astype(np.uint8),
-        "shares": np.round(255 * joined["bests"][chosen] / joined["totals"][chosen]).astype(np.uint8),
-    }
+    entries = {name: array[useful] for name, array in joined.items()}
+    shares = np.round(255 * entries["bests"] / entries["totals"])
+    return as_table(entries["keys"], entries["token_ids"], np.minimum(entries["totals"], 255), shares)

@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 
 from autopipe.core.errors import ConfigError
+from autopipe.core.ngram_counting import as_table
 from autopipe.core.ngram_table import NgramTable, TableMatch, context_keys
 
 MAX_ORDER = 5
@@ -65,17 +66,12 @@ class OnlineNgrams:
         Raises:
             ConfigError: the file cannot be written.
         """
-        keys = sorted(self._entries)
-        values = np.array([self._entries[key] for key in keys], dtype=np.uint64)
+        keys = np.array(list(self._entries), dtype=np.uint64)
+        values = np.array(list(self._entries.values()), dtype=np.uint64)
         votes, occurrences = values >> np.uint64(8) & np.uint64(_MOST), values & np.uint64(_MOST)
-        NgramTable(
-            np.array(keys, dtype=np.uint64).data,
-            (values >> np.uint64(_TOKEN_SHIFT)).astype(np.uint32).data,
-            occurrences.astype(np.uint8).data,
-            (votes * np.uint64(_MOST) // np.maximum(occurrences, np.uint64(1))).astype(np.uint8).data,
-            MAX_ORDER,
-            {"learned": "online"},
-        ).save(path)
+        shares = votes * np.uint64(_MOST) // np.maximum(occurrences, np.uint64(1))
+        arrays = as_table(keys, values >> np.uint64(_TOKEN_SHIFT), occurrences, shares)
+        NgramTable.of(arrays, MAX_ORDER, {"learned": "online"}).save(path)
 
     def _count(self, key: int, token: int) -> None:
         entries = self._entries

@@ -14,11 +14,11 @@ import numpy as np
 import numpy.typing as npt
 
 from autopipe.core.errors import ConfigError, ModelLoadError
+from autopipe.core.ngram_counting import KEY_BITS, count_contexts, entry_bytes, token_dtype
 from autopipe.core.ngram_shipped import table_path
 
-FORMAT = "autopipe-ngram-1"
+FORMAT = "autopipe-ngram-2"
 MAX_TABLE_ORDER = 8
-BYTES_PER_ENTRY = 14
 
 _KEY = "ngram.table"
 _BUCKET_BITS = 3
@@ -26,12 +26,9 @@ _BUCKET_BITS = 3
 _MAX_BUCKET_BITS = 20
 _MULTIPLIER = 0x9E3779B97F4A7C15
 _MASK = 0xFFFF_FFFF_FFFF_FFFF
-_DTYPES: dict[str, tuple[str, Literal["Q", "I", "B"]]] = {  # array -> safetensors dtype, memoryview format
-    "keys": ("U64", "Q"),
-    "token_ids": ("U32", "I"),
-    "counts": ("U8", "B"),
-    "shares": ("U8", "B"),
-}
+_DROPPED_BITS = 64 - KEY_BITS
+_FORMATS: dict[str, Literal["I", "H", "B"]] = {"U32": "I", "U16": "H", "U8": "B"}  # safetensors dtype -> memoryview's
+_DTYPES = {"keys": ("U32",), "token_ids": ("U16", "U32"), "counts": ("U8",), "shares": ("U8",)}
 
 
 class TableMatch(NamedTuple):
@@ -53,12 +50,20 @@ class TableMatch(NamedTuple):
 class NgramTable:
     """Read-only map from contexts of 1 to max_order tokens to their most frequent successor.
 
-    Contexts are 64-bit hashes in ascending order, looked up by bisection, longest context first, in microseconds.
-    A loaded table stays on disk and is mapped, so processes share its pages. That any two contexts of a million
-    collide has a chance of 3e-8, and then a draft is wrong, never the output.
+    Contexts are the leading 32 bits of their hashes in ascending order, looked up by bisection, longest context first,
+    in microseconds. A loaded table stays on disk and is mapped, so processes share its pages. In a table of a million
+    contexts, one unknown context in 4,300 is taken for a known one, and then a draft is wrong, never the output.
 
-    File: safetensors with `keys` u64 [n], `token_ids` u32 [n], `counts` u8 [n], `shares` u8 [n]; metadata `format`
-    and `max_order`, and what the maker added.
+    File: safetensors with `keys` u32 [n], `token_ids` u16 or, where an id needs it, u32 [n], `counts` u8 [n], `shares`
+    u8 [n]; metadata `format` and `max_order`, and what the maker added.
+
+    Args:
+        keys: leading bits of the contexts' hashes, ascending, none twice.
+        token_ids: the most frequent successor of each.
+        counts: occurrences of each context, at most 255.
+        shares: of these, the share followed by that successor, in 1/255.
+        max_order: longest context in tokens.
+        metadata: of the maker.
     """
 
     def __init__(
@@ -74,7 +79,7 @@ class NgramTable:
         self._token_ids = token_ids
         self._counts = counts
         self._shares = shares
-        self._shift = 64 - min(max(len(keys).bit_length() - _BUCKET_BITS, 0), _MAX_BUCKET_BITS)
+        self._shift = KEY_BITS - min(max(len(keys).bit_length() - _BUCKET_BITS, 0), _MAX_BUCKET_BITS)
         self._bucket_ends = _bucket_ends(keys, self._shift)
         self.max_order = max_order
         self.metadata = dict(metadata or {})
@@ -95,7 +100,7 @@ class NgramTable:
         """The entry of the longest of these contexts (from `context_keys`, shortest first), or None."""
         keys = self._keys
         for order in range(min(len(hashes), self.max_order), 0, -1):
-            key = hashes[order - 1]
+            key = hashes[order - 1] >> _DROPPED_BITS
             bucket = key >> self._shift
             end = self._bucket_ends[bucket + 1]
             index = bisect_left(keys, key, self._bucket_ends[bucket], end)
@@ -122,21 +127,26 @@ class NgramTable:
         Args:
             sequences: token ids; no context reaches from one sequence into the next.
             max_order: longest context, 1 to 8.
-            max_bytes: budget for the entries, 14 bytes each.
+            max_bytes: budget for the entries: 8 bytes each, 10 where a token id is above 65,535.
             min_count: contexts seen less often are dropped.
 
         Raises:
             ConfigError: an argument out of range, or a token id outside 0 .. 2^32 - 1.
         """
-        from autopipe.core.ngram_counting import count_contexts
-
         if not 1 <= max_order <= MAX_TABLE_ORDER:
             raise ConfigError("max_order", max_order, f"1 to {MAX_TABLE_ORDER}")
-        if max_bytes < BYTES_PER_ENTRY:
-            raise ConfigError("max_bytes", max_bytes, f"at least {BYTES_PER_ENTRY}")
+        if max_bytes < (least := entry_bytes((1 << 32) - 1)):
+            raise ConfigError("max_bytes", max_bytes, f"at least {least}")
         if min_count < 1:
             raise ConfigError("min_count", min_count, "at least 1")
-        arrays = count_contexts(sequences, max_order, min_count, max_bytes // BYTES_PER_ENTRY)
+        arrays = count_contexts(sequences, max_order, min_count, max_bytes)
+        return cls.of(arrays, max_order, metadata)
+
+    @classmethod
+    def of(
+        cls, arrays: Mapping[str, npt.NDArray[Any]], max_order: int, metadata: Mapping[str, str] | None = None
+    ) -> NgramTable:
+        """A table of the arrays that `ngram_counting` makes."""
         views = {name: np.ascontiguousarray(array).data.toreadonly() for name, array in arrays.items()}
         return cls(**views, max_order=max_order, metadata=metadata)
 
@@ -149,8 +159,8 @@ class NgramTable:
         from safetensors.numpy import save
 
         arrays: dict[str, npt.NDArray[Any]] = {
-            "keys": np.asarray(self._keys, dtype=np.uint64),
-            "token_ids": np.asarray(self._token_ids, dtype=np.uint32),
+            "keys": np.asarray(self._keys, dtype=np.uint32),
+            "token_ids": np.asarray(self._token_ids, dtype=token_dtype(self.max_token_id)),
             "counts": np.asarray(self._counts, dtype=np.uint8),
             "shares": np.asarray(self._shares, dtype=np.uint8),
         }
@@ -203,10 +213,8 @@ def context_keys(text: Sequence[int], max_order: int) -> list[int]:
 
 def _bucket_ends(keys: Sequence[int], shift: int) -> list[int]:
     """Where the keys of each bucket (equal bits above `shift`) end; a 0 first. Hashes spread evenly over buckets."""
-    buckets = np.array(keys, dtype=np.uint64) >> np.uint64(min(shift, 63))
-    if shift == 64:
-        buckets = np.zeros_like(buckets)
-    counts = np.bincount(buckets.astype(np.int64), minlength=1 << (64 - shift))
+    buckets = np.array(keys, dtype=np.int64) >> shift
+    counts = np.bincount(buckets, minlength=1 << (KEY_BITS - shift))
     return [0, *np.cumsum(counts).tolist()]
 
 
@@ -223,15 +231,16 @@ def _parse(data: memoryview) -> dict[str, Any]:
     if not 1 <= max_order <= MAX_TABLE_ORDER:
         raise ValueError(f"max_order {max_order}")
     views: dict[str, Any] = {}
-    for name, (dtype, code) in _DTYPES.items():
+    for name, dtypes in _DTYPES.items():
         start, end = header[name]["data_offsets"]
-        if header[name]["dtype"] != dtype or not 0 <= start <= end <= len(data) - header_end:
+        dtype = header[name]["dtype"]
+        if dtype not in dtypes or not 0 <= start <= end <= len(data) - header_end:
             raise ValueError(f"wrong type or extent of {name}")
-        views[name] = data[header_end + start : header_end + end].cast(code)
+        views[name] = data[header_end + start : header_end + end].cast(_FORMATS[dtype])
     lengths = {len(view) for view in views.values()}
     if len(lengths) != 1:
         raise ValueError("arrays of different lengths")
-    keys = np.frombuffer(views["keys"], dtype=np.uint64) if lengths != {0} else np.empty(0, np.uint64)
+    keys = np.frombuffer(views["keys"], dtype=np.uint32) if lengths != {0} else np.empty(0, np.uint32)
     if not bool(np.all(keys[1:] > keys[:-1])):
         raise ValueError("keys out of order")
     return {**views, "max_order": max_order, "metadata": metadata}

@@ -11,7 +11,8 @@ from safetensors.numpy import load_file, save_file
 
 from autopipe.core.errors import ConfigError, ModelLoadError
 from autopipe.core.ngram import NgramDrafter
-from autopipe.core.ngram_table import BYTES_PER_ENTRY, FORMAT, NgramTable
+from autopipe.core.ngram_counting import as_table, entry_bytes
+from autopipe.core.ngram_table import FORMAT, NgramTable
 from autopipe.core.plan import NgramOptions
 
 SEQUENCES = st.lists(st.lists(st.integers(0, 3), max_size=25), max_size=4)
@@ -59,7 +60,7 @@ def test_no_context_reaches_into_the_next_sequence():
 
 def test_a_budget_keeps_the_contexts_that_say_most():
     redundant = [[0, 5, 6]] * 20 + [[1, 5, 6]] * 20 + [[2, 5, 7]] * 10
-    table = NgramTable.build(redundant, max_order=2, max_bytes=4 * BYTES_PER_ENTRY)
+    table = NgramTable.build(redundant, max_order=2, max_bytes=4 * entry_bytes(7))
     assert len(table) == 4
     assert table.match([2, 5]).token_id == 7
     assert table.match([5]).token_id == 6
@@ -85,6 +86,24 @@ def test_an_empty_table_saves_and_loads(tmp_path):
     NgramTable.build([]).save(tmp_path / "table.safetensors")
     loaded = NgramTable.load(tmp_path / "table.safetensors")
     assert (len(loaded), loaded.max_token_id, loaded.match([1])) == (0, -1, None)
+
+
+@pytest.mark.parametrize(("token_id", "dtype", "size"), [(65_535, np.uint16, 8), (65_536, np.uint32, 10)])
+def test_token_ids_take_the_room_they_need(tmp_path, token_id, dtype, size):
+    NgramTable.build([[1, token_id]], min_count=1).save(tmp_path / "table.safetensors")
+
+    arrays = load_file(tmp_path / "table.safetensors")
+    assert arrays["token_ids"].dtype == dtype
+    assert sum(array.itemsize for array in arrays.values()) == size == entry_bytes(token_id)
+    assert NgramTable.load(tmp_path / "table.safetensors").match([1]).token_id == token_id
+
+
+def test_of_contexts_that_share_a_key_the_first_is_kept():
+    hashes = np.array([7 << 32 | 1, 5 << 32, 7 << 32 | 2], np.uint64)
+    table = NgramTable.of(as_table(hashes, np.array([1, 2, 3]), np.array([4, 4, 4]), np.array([255, 255, 255])), 1)
+
+    assert len(table) == 2
+    assert table.match_keys([7 << 32 | 3]).token_id == 1
 
 
 def test_max_token_id_is_the_largest_proposal():
