@@ -31,7 +31,8 @@ def tune(
         target: a model as `AutoPipe.from_pretrained` takes it; or a plan, or its file, whose target is tuned for and
             whose drafters may be used.
         drafters: more drafters that may be used: models, `MODEL,adapter=FOLDER,dtype=fp32`, or stages.
-        callbacks: called after every trial of the search as `callback(study, trial)`, like Optuna's.
+        callbacks: called as `callback(study, trial)`, like Optuna's, after every trial of the search that this process
+            runs: with `workers` above 1 not after those of the others. `study.stop()` ends this process's part only.
         progress: told the phase (`profile`, `search`, `live`, `report`), what is done, and the share that is done.
         say: told, in a line of text, when a download or a conversion begins.
         out, report: files to write; None: none.

@@ -9,7 +9,7 @@ import numpy as np
 
 from autopipe.profile import ProfilePrompt
 from autopipe.tune.cost import SECONDS, Cost, slowest
-from autopipe.tune.limits import Limits
+from autopipe.tune.limits import Limits, device_memory
 from autopipe.tune.race import Arm
 
 P_BETTER = 0.05
@@ -20,10 +20,17 @@ KIND_NOISE = 0.03
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """The winner, or None for plain decoding; and why, in words."""
+    """What won, and why.
+
+    Attributes:
+        winner: None: plain decoding.
+        reason: in words.
+        best: the best arm that might have been chosen, the winner or what plain decoding won against; None: none might.
+    """
 
     winner: Arm | None
     reason: str
+    best: Arm | None = None
 
 
 def decide(arms: Sequence[Arm], prompts: Sequence[ProfilePrompt], limits: Limits, cost: Cost) -> Decision:
@@ -46,8 +53,9 @@ def decide(arms: Sequence[Arm], prompts: Sequence[ProfilePrompt], limits: Limits
             None,
             f"nothing helps here: the best candidate, {best.name}, measured {gain:.2f} times {cost.words} "
             f"(p = {p_value:.2f}), which is no gain beyond noise",
+            best,
         )
-    return Decision(best, f"the best of {len(arms)} measured candidates, {gain:.2f} times {cost.words}")
+    return Decision(best, f"the best of {len(arms)} measured candidates, {gain:.2f} times {cost.words}", best)
 
 
 def p_better(arm: Arm, cost: Cost) -> float:
@@ -72,6 +80,7 @@ def _unfit(arm: Arm, prompts: Sequence[ProfilePrompt], limits: Limits) -> str | 
         ("ms per token", limits.ms_per_token, ms_per_token(arm)),
         ("s to the first token", limits.ttft_s, ttft_s(arm)),
         ("J per token", limits.j_per_token, j_per_token(arm)),
+        ("bytes of memory", limits.memory_limit("cpu", device_memory(set())), memory_bytes(arm)),
     ):
         if limit is not None and value is not None and value > limit:
             return f"{value:.4g} {name} measured, {limit:.4g} allowed"
@@ -102,3 +111,8 @@ def j_per_token(arm: Arm) -> float | None:
     known = [(run.energy_j, len(run.token_ids)) for run in arm.runs.values() if run.energy_j is not None]
     tokens = sum(count for _, count in known)
     return sum(energy for energy, _ in known) / tokens if tokens else None
+
+
+def memory_bytes(arm: Arm) -> int | None:
+    """The most main memory that its stages held after a run."""
+    return max((run.memory_bytes for run in arm.runs.values() if run.memory_bytes is not None), default=None)

@@ -31,6 +31,7 @@ class Run:
         seconds: from the prompt's ids to the last output token, prefill included.
         energy_j: of the whole machine in that time; None where it has no counter.
         fallbacks: what did not go as planned, in words.
+        memory_bytes: main memory that the plan's stages hold after it, counted as the profile does; None: not known.
     """
 
     token_ids: tuple[int, ...]
@@ -39,6 +40,7 @@ class Run:
     acceptance_length: float | None
     energy_j: float | None
     fallbacks: tuple[str, ...] = ()
+    memory_bytes: int | None = None
 
     @property
     def ms_per_token(self) -> float:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -13,13 +14,12 @@ from autopipe.tune.context import Context
 from autopipe.tune.cost import SECONDS
 from autopipe.tune.objective import cost
 from autopipe.tune.pictures import draw
-from autopipe.tune.plan_file import plan_text, tuned_plan, write_plan
+from autopipe.tune.plan_file import front_text, measured_figures, plain_figures, plan_text, tuned_plan, write_plan
 from autopipe.tune.predict import Predictor
 from autopipe.tune.race import Arm
 from autopipe.tune.report import write_report
 from autopipe.tune.result import Measured, TuneResult
 from autopipe.tune.search import Found
-from autopipe.tune.space import structure
 
 if TYPE_CHECKING:
     from optuna import Study
@@ -60,32 +60,37 @@ def make_result(
     winner = decision.winner
     rows = [] if live is None else [_measured(context, arm, live.prompts, arm is winner) for arm in live.arms]
     rows.sort(key=lambda row: (row.verdict != "chosen", -(row.gain or 0.0)))
-    plan = context.plain if winner is None else winner.plan
     plain = None if predictor is None else predictor.predict(context.plain)
     prediction = plain if winner is None else winner.found.prediction
-    plan = tuned_plan(
-        plan,
-        objective=options.objective.value,
-        workload=options.workload,
-        prediction=prediction,
-        plain=plain,
-        measured=next((row for row in rows if row.verdict == "chosen"), None),
-    )
+    tuned = partial(tuned_plan, objective=options.objective.value, workload=options.workload, plain=plain)
     return TuneResult(
-        plan=plan,
+        plan=tuned(
+            context.plain if winner is None else winner.plan,
+            prediction=prediction,
+            measured=_figures(rows, decision),
+        ),
         helps=winner is not None,
         reason=decision.reason,
         objective=options.objective,
         prediction=prediction,
         plain_prediction=plain,
         measured=rows,
-        front=[(found.plan, found.prediction) for found in best],
+        front=[(tuned(found.plan, prediction=found.prediction), found.prediction) for found in best],
         study=study,
         live_study=None if live is None else live.study,
         profile=None if predictor is None else predictor.profile,
         phases_s=context.phases_s,
         notes=context.notes,
     )
+
+
+def _figures(rows: Sequence[Measured], decision: decide.Decision) -> dict[str, float | None] | None:
+    """What was measured of the chosen plan; None: nothing."""
+    best = next((row for row in rows if decision.best is not None and row.name == decision.best.name), None)
+    if decision.winner is not None:
+        return None if best is None else measured_figures(best)
+    beside = best or next((row for row in rows if row.plain_ms_per_token is not None), None)
+    return None if beside is None else plain_figures(beside, best)
 
 
 def _measured(context: Context, arm: Arm, prompts: Sequence[ProfilePrompt], is_winner: bool) -> Measured:
@@ -124,7 +129,7 @@ def write_files(context: Context, result: TuneResult, traces: dict[str, Path]) -
         result.files["plan"] = options.out
         for place, (plan, _) in enumerate(result.front, start=1):
             path = options.out.with_name(f"{options.out.stem}-front-{place}{options.out.suffix}")
-            write_plan(path, f"# Plan {place} of the front: {structure(plan)}\n" + plan.to_yaml())
+            write_plan(path, front_text(plan, place))
             result.files[f"front-{place}"] = path
     if options.report is not None:
         context.progress("report", "pictures", 0.2)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import datetime
 import os
 import textwrap
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from autopipe import __version__
@@ -27,9 +27,13 @@ def tuned_plan(
     workload: Sequence[str],
     prediction: Prediction | None,
     plain: Prediction | None,
-    measured: Measured | None,
+    measured: Mapping[str, float | None] | None = None,
 ) -> Plan:
-    """The plan with its `tuned` section."""
+    """The plan with its `tuned` section.
+
+    Args:
+        measured: as `measured_figures` or `plain_figures` makes it; None: the figures are predicted only.
+    """
     predicted: dict[str, float | None] = {}
     if prediction is not None and plain is not None:
         predicted = {
@@ -40,18 +44,6 @@ def tuned_plan(
             "memory_mib": _round(prediction.total_memory_bytes / 2**20),
             "j_per_token": _round(prediction.j_per_token),
         }
-    found: dict[str, float | None] = {}
-    if measured is not None:
-        found = {
-            "ms_per_token": _round(measured.ms_per_token),
-            "plain_ms_per_token": _round(measured.plain_ms_per_token),
-            "slow_ms_per_token": _round(measured.slow_ms_per_token),
-            "plain_slow_ms_per_token": _round(measured.plain_slow_ms_per_token),
-            "speedup": _round(measured.speedup),
-            **{f"speedup_{kind}": _round(value) for kind, value in measured.by_kind.items()},
-            "ttft_ms": _round(None if measured.ttft_s is None else 1e3 * measured.ttft_s),
-            "j_per_token": _round(measured.j_per_token),
-        }
     tuned = Tuned(
         created_at=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
         version=__version__,
@@ -59,9 +51,41 @@ def tuned_plan(
         workload=tuple(workload),
         machine=describe_machine(),
         predicted=predicted,
-        measured=found,
+        measured=dict(measured or {}),
     )
     return plan.replace(tuned=tuned)
+
+
+def measured_figures(row: Measured) -> dict[str, float | None]:
+    """What the live check measured of the plan that it chose."""
+    return {
+        "ms_per_token": _round(row.ms_per_token),
+        "plain_ms_per_token": _round(row.plain_ms_per_token),
+        "slow_ms_per_token": _round(row.slow_ms_per_token),
+        "plain_slow_ms_per_token": _round(row.plain_slow_ms_per_token),
+        "speedup": _round(row.speedup),
+        **{f"speedup_{kind}": _round(value) for kind, value in row.by_kind.items()},
+        "ttft_ms": _round(None if row.ttft_s is None else 1e3 * row.ttft_s),
+        "j_per_token": _round(row.j_per_token),
+    }
+
+
+def plain_figures(beside: Measured, best: Measured | None) -> dict[str, float | None]:
+    """What the live check measured of plain decoding, when it wins.
+
+    Args:
+        beside: the plan beside which plain decoding was measured.
+        best: the best plan that might have been chosen; None: none might.
+
+    Returns:
+        Plain decoding's figures, and how many times as good as it the best plan was by the objective.
+    """
+    return {
+        "ms_per_token": _round(beside.plain_ms_per_token),
+        "slow_ms_per_token": _round(beside.plain_slow_ms_per_token),
+        "speedup": 1.0,
+        "best_candidate_gain": None if best is None else _round(best.gain),
+    }
 
 
 def plan_text(result: TuneResult) -> str:
@@ -90,8 +114,13 @@ def plan_text(result: TuneResult) -> str:
     )
     lines += [f"Note: {note}." for note in result.notes]
     lines.append("Use it: autopipe run --plan FILE, autopipe bench --plan FILE, AutoPipe.from_plan(FILE).")
-    comment = [part for line in lines for part in textwrap.wrap(" ".join(line.split()), _WIDTH)]
-    return "".join(f"# {line}\n" for line in comment) + plan.to_yaml()
+    return _commented(lines, plan)
+
+
+def front_text(plan: Plan, place: int) -> str:
+    """The file of the plan at this place of the front, 1 the first."""
+    predicted = "Its figures are predicted only; which plans were measured, the report says"
+    return _commented([f"Plan {place} of the front: {structure(plan)}.", f"{predicted}."], plan)
 
 
 def write_plan(path: Path, text: str, key: str = "--out") -> None:
@@ -106,6 +135,11 @@ def write_plan(path: Path, text: str, key: str = "--out") -> None:
         os.replace(temporary, path)
     except OSError as error:
         raise ConfigError(key, str(path), f"a file that can be written ({error})") from None
+
+
+def _commented(lines: Sequence[str], plan: Plan) -> str:
+    comment = [part for line in lines for part in textwrap.wrap(" ".join(line.split()), _WIDTH)]
+    return "".join(f"# {line}\n" for line in comment) + plan.to_yaml()
 
 
 def _round(value: float | None) -> float | None:

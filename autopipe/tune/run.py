@@ -44,8 +44,8 @@ def tune_plan(
     """Find the best plan for a target, a workload and this machine.
 
     Args:
-        callbacks: called after every trial of the search with the study and the trial, as Optuna's are; one may call
-            `study.stop()`.
+        callbacks: called with the study and the trial, as Optuna's are, after every trial of the search that this
+            process runs, not after those of other workers; one may call `study.stop()`, which ends this process's part.
         progress: told what is being done.
         say: told, in a line of text, when a download or a conversion begins.
 

@@ -120,7 +120,7 @@ class Space:
         plain = self.defaults()
         found = [plain]
         for table in (NO_TABLE, *self.tables) if self.tables else (None,):
-            for window in (3, 7, 12):
+            for window in (3, 7, 11):  # the last is the shipped default plan's
                 ngram = {**plain, f"use.{NGRAM}": True, f"window.{NGRAM}": window}
                 found.append(ngram if table is None else {**ngram, "ngram.table": table})
         for name in self.names:

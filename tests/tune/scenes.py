@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -41,6 +42,13 @@ def found_plans(count: int = 4) -> list[Found]:
     drafting = [found for found in ranking(study, settings().goals) if found.plan.drafters]
     assert len(drafting) >= count
     return drafting[:count]
+
+
+def wait_until(condition: Callable[[], bool]) -> None:
+    until = time.monotonic() + 100
+    while not condition():
+        assert time.monotonic() < until
+        time.sleep(0.05)
 
 
 class FakeRunner:

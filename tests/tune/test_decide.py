@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import dataclasses
 import random
 
 import pytest
@@ -57,6 +58,23 @@ def test_a_measured_figure_beyond_a_limit_counts() -> None:
     assert decide([late], PROMPTS, Limits(ttft_s=0.2), SECONDS).winner is None
     assert late.failed is not None
     assert "allowed" in late.failed
+
+
+def test_memory_measured_beyond_its_limit_counts() -> None:
+    large, small = arm([0.5] * 8, 0), arm([0.8] * 8, 1)
+    for each, most in ((large, 2001), (small, 2000)):
+        for step, run in each.runs.items():
+            each.runs[step] = dataclasses.replace(run, memory_bytes=most if step == 3 else 1000)
+
+    assert decide([large, small], PROMPTS, Limits(memory_bytes={"cpu": 2000}), SECONDS).winner is small
+    assert large.failed == "2001 bytes of memory measured, 2000 allowed"
+
+
+def test_the_best_that_plain_decoding_won_against_is_told() -> None:
+    slower, late = arm([1.02] * 8, 0), arm([0.5] * 8, 1, ttft_s=0.5)
+
+    assert decide([slower, late], PROMPTS, Limits(ttft_s=0.2), SECONDS).best is slower
+    assert decide([arm([0.5] * 8, ttft_s=0.5)], PROMPTS, Limits(ttft_s=0.2), SECONDS).best is None
 
 
 def test_without_a_measurement_it_is_plain_decoding() -> None:

@@ -39,6 +39,15 @@ def test_plans_with_the_same_models_share_a_process(bench: LiveBench) -> None:
     assert len(first) == 1
 
 
+def test_a_run_tells_the_memory_of_its_stages_alone(bench: LiveBench) -> None:
+    found = bench.run(PLAN, PROMPT)
+    (session,) = [psutil.Process(process._process.pid) for process in bench._processes.values()]
+    stages = sum(stage.memory_info().rss for stage in session.children(recursive=True))
+
+    assert found.memory_bytes is not None
+    assert 0.1 * stages < found.memory_bytes < 1.1 * stages  # pages they share count once
+
+
 def test_other_models_end_the_process_before(bench: LiveBench) -> None:
     bench.run(PLAN, PROMPT)
     (before,) = [process._process.pid for process in bench._processes.values()]

@@ -8,7 +8,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,12 +18,13 @@ import pytest
 import autopipe
 from autopipe.core.errors import ConfigError
 from autopipe.core.plan import Mode, Plan, StagePlan
-from autopipe.tune import TuneResult
+from autopipe.profile.identity import describe_machine
+from autopipe.tune import TuneResult, decide
 from autopipe.tune.plan_file import plan_text
-from autopipe.tune.search import open_study
+from autopipe.tune.search import Callback, open_study
 from autopipe.tune.storage import open_storage
 from tests.tune.conftest import Measured
-from tests.tune.scenes import EMULATED, settings
+from tests.tune.scenes import EMULATED, settings, wait_until
 
 QUICK: dict[str, Any] = {"budget": "1h", "max_new_tokens": 12, "num_trials": 24}
 
@@ -121,6 +122,28 @@ def test_where_nothing_helps_it_is_plain_decoding(measured: Measured) -> None:
     assert "plain" in plan_text(result)
 
 
+def test_where_plain_decoding_wins_live_its_plan_has_what_was_measured(
+    measured: Measured, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(decide, "P_BETTER", 0.0)  # no gain is ever clear
+    result = autopipe.tune(Plan.parse(EMULATED), workload=str(measured.folder / "mine.jsonl"), **QUICK)
+    best = next(
+        each for each in result.measured if each.verdict == "others were better" and f" {each.name}," in result.reason
+    )
+
+    assert not result.helps
+    assert result.plan.tuned is not None
+    assert result.plan.tuned.measured == pytest.approx(
+        {
+            "ms_per_token": best.plain_ms_per_token,
+            "slow_ms_per_token": best.plain_slow_ms_per_token,
+            "speedup": 1.0,
+            "best_candidate_gain": best.gain,
+        },
+        rel=1e-3,
+    )
+
+
 def test_a_drafter_that_fails_is_left_out(folder: Path) -> None:
     broken = StagePlan.parse({"model": "emulated", "name": "broken", "emulated": {"ms": {1: 1}, "fail_after": 1}})
     result = autopipe.tune(
@@ -174,7 +197,14 @@ def test_pareto_prints_a_front_and_writes_its_plans(folder: Path, tmp_path: Path
     assert result.front
     assert {len(plan.chain) for plan, _ in result.front} >= {1}  # the target alone takes the least memory
     for place in range(1, len(result.front) + 1):
-        assert Plan.load(tmp_path / f"plan-front-{place}.yaml") == result.front[place - 1][0]
+        path = tmp_path / f"plan-front-{place}.yaml"
+        plan, prediction = result.front[place - 1]
+        assert Plan.load(path) == plan
+        assert "predicted only" in " ".join(path.read_text().replace("# ", "").split())
+        assert plan.tuned is not None
+        assert plan.tuned.machine == describe_machine()
+        assert plan.tuned.predicted["ms_per_token"] == pytest.approx(prediction.ms_per_token, rel=1e-3)
+        assert plan.tuned.measured == {}
 
 
 def test_a_study_about_something_else_is_not_gone_on_with(folder: Path, tuned: TuneResult, tmp_path: Path) -> None:
@@ -190,7 +220,14 @@ def test_a_study_about_something_else_is_not_gone_on_with(folder: Path, tuned: T
     assert study.get_trials() == []
 
 
-def call(folder: Path, url: str, trials: int, slow_s: float = 0.0, workers: int = 1) -> TuneResult:
+def call(
+    folder: Path,
+    url: str,
+    trials: int,
+    slow_s: float = 0.0,
+    workers: int = 1,
+    callbacks: Sequence[Callback] = (),
+) -> TuneResult:
     return autopipe.tune(
         Plan.parse(EMULATED),
         workload=str(folder / "mine.jsonl"),
@@ -198,7 +235,7 @@ def call(folder: Path, url: str, trials: int, slow_s: float = 0.0, workers: int 
         study_name="s",
         sampler="random",
         check_live=False,
-        callbacks=[lambda *_: time.sleep(slow_s)],
+        callbacks=[lambda *_: time.sleep(slow_s), *callbacks],
         workers=workers,
         **{**QUICK, "num_trials": trials},
     )
@@ -218,13 +255,6 @@ def trials_of(url: str) -> list[optuna.trial.FrozenTrial]:
     return optuna.load_study(storage=open_storage(url), study_name="s").get_trials(deepcopy=False)
 
 
-def wait_until(condition: Callable[[], bool]) -> None:
-    until = time.monotonic() + 100
-    while not condition():
-        assert time.monotonic() < until
-        time.sleep(0.05)
-
-
 def test_two_calls_at_once_on_one_study_run_exactly_the_trials_asked(
     folder: Path, tuned: TuneResult, tmp_path: Path
 ) -> None:
@@ -240,11 +270,20 @@ def test_two_calls_at_once_on_one_study_run_exactly_the_trials_asked(
 
 def test_workers_of_one_call_share_its_trials(folder: Path, tmp_path: Path) -> None:
     url = f"sqlite:///{tmp_path}/s.db"
-    call(folder, url, 40, slow_s=0.5, workers=2)  # the second process takes seconds to start
+    told: list[int] = []
+    call(
+        folder,
+        url,
+        40,
+        slow_s=0.5,  # the second process takes seconds to start
+        workers=2,
+        callbacks=[lambda _, trial: told.append(trial.number)],
+    )
     trials = trials_of(url)
 
     assert [trial.state.name for trial in trials] == ["COMPLETE"] * 40
     assert len({trial.user_attrs["worker"]["pid"] for trial in trials}) == 2
+    assert told == [trial.number for trial in trials if trial.user_attrs["worker"]["pid"] == os.getpid()]
 
 
 def test_a_killed_call_loses_at_most_the_trial_in_flight(folder: Path, tmp_path: Path) -> None:

@@ -3,7 +3,8 @@ from __future__ import annotations
 import optuna
 import pytest
 
-from autopipe.core.plan import Mode, StagePlan
+from autopipe.core.plan import Mode, Plan, StagePlan
+from autopipe.plans import DEFAULT_PLAN_PATH
 from autopipe.tune.space import Space, TooDeepError, plan_key, share, structure
 from tests.tune.scenes import TARGET, space
 
@@ -13,6 +14,16 @@ def test_the_search_begins_with_plain_decoding() -> None:
 
     assert plan.mode is Mode.PLAIN
     assert plan.chain == (TARGET,)
+
+
+def test_the_shipped_drafter_is_among_the_first_plans() -> None:
+    shipped = Plan.load(DEFAULT_PLAN_PATH).chain[0]
+    table = str(shipped.ngram_options().table)
+    with_table = space(tables=(table,))
+    firsts = [with_table.plan(params).chain[0] for params in with_table.first_params()]
+    windows = {stage.window for stage in firsts if stage.is_ngram and stage.ngram_options().table == table}
+
+    assert shipped.window in windows
 
 
 def test_every_first_plan_has_all_parameters_of_a_trial() -> None:
