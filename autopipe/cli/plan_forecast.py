@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from autopipe.cli.options import NO_DRAFTER
+from autopipe.core.backends.quantised import is_exact
 from autopipe.core.errors import ConfigError
 from autopipe.core.placement import (
     Candidate,
@@ -66,7 +67,7 @@ class Forecast:
         """The fastest prediction as a plan, with its devices; a plan with an n-gram, of which nothing was predicted,
         as it is."""
         best = self.predictions[0]
-        placed = apply_placement(self.plan, self.placement)
+        placed = _startable(apply_placement(self.plan, self.placement))
         if any(stage.is_ngram for stage in placed.chain):
             return placed
         stages = dict(zip(placed.names(), placed.chain, strict=True))
@@ -191,7 +192,15 @@ def make_forecast(request: PlanRequest, *, check_models: bool) -> Forecast:
             advance("moving layers")
             placement, _ = rebalance(placement, lambda each: predicted_speed(each, agreement))
         predictions = forecast(placement, agreement, output_tokens=request.output_tokens, advance=advance)
+    if _startable(apply_placement(plan, placement)).exact != plan.exact:
+        notes.append(f"exact: false, since {plan.target.dtype.value} on a GPU does not round alike in blocks and alone")
     return Forecast(plan, placement, tuple(predictions), tuple(notes))
+
+
+def _startable(placed: Plan) -> Plan:
+    """The plan with `exact: false` where the target's library cannot give plain decoding's bits."""
+    on_cpu = placed.target.device_map is None and placed.target.device == "cpu"
+    return placed if on_cpu or is_exact(placed.target.dtype) else placed.replace(exact=False)
 
 
 def _plan(request: PlanRequest) -> Plan:

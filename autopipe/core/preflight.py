@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import functools
-import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from autopipe.core.affinity import allowed_cores
 from autopipe.core.errors import ConfigError, TokenizerMismatchError
 from autopipe.core.isolation import numa_nodes
 from autopipe.core.ngram_shipped import TOKENIZER_KEY
@@ -76,10 +76,11 @@ def inspect_plan(plan: Plan, *, progress: Progress | None = None) -> PlanInfo:
 
 
 def _check_cores(plan: Plan) -> None:
-    usable = os.sched_getaffinity(0)
+    """Where the platform does not say which cores are ours, any pass here; the stage then says it is not bound."""
+    usable = allowed_cores()
     nodes = numa_nodes()
     for index, stage in enumerate(plan.chain):
-        if stage.cores is not None and not usable.issuperset(stage.cores):
+        if stage.cores is not None and usable is not None and not usable.issuperset(stage.cores):
             allowed = f"of the cores this process may use: {', '.join(map(str, sorted(usable)))}"
             raise ConfigError(f"chain.{index}.cores", list(stage.cores), allowed)
         if stage.numa is not None and nodes and stage.numa not in nodes:

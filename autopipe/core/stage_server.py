@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import os
 import select
 import time
 import traceback
@@ -11,6 +10,7 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
+from autopipe.core.affinity import allowed_cores, bind_cores
 from autopipe.core.board import Board
 from autopipe.core.channel import Channel, Doorbell, Message
 from autopipe.core.errors import AutoPipeError, RequestCancelledError, TokenizerMismatchError
@@ -49,7 +49,8 @@ class StageServer:
         self._postponed: list[Message] = []
         self._failed_request: int | None = None
         self._missing: list[str] = []
-        self._cores = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else None
+        self._unbound: list[str] = []
+        self._cores = allowed_cores()
 
     def run(self) -> None:
         poller = select.poll()
@@ -217,11 +218,11 @@ class StageServer:
         """Bind this process to `cores` (None: those it was started with) and torch to `threads`."""
         import torch
 
-        if self._cores is not None:
-            try:
-                os.sched_setaffinity(0, cores or self._cores)
-            except OSError as error:
-                self._note(f"not bound to cores {list(cores or ())}: {error}")
+        wanted = cores or self._cores
+        reason = bind_cores(wanted) if wanted else None
+        self._unbound = [] if reason is None else [reason]
+        if reason is not None:
+            self._note(reason)
         if threads:
             torch.set_num_threads(threads)
 
@@ -239,8 +240,8 @@ class StageServer:
         assert self._backend is not None
         self._outgrown_reported = False
         self._failed_request = None
-        for reason in self._missing:  # so that every request's stats show it
-            self._note(reason)
+        for reason in (*self._missing, *self._unbound, *self._backend.shortfalls):
+            self._note(reason)  # so that every request's stats show it
         params = SamplingParams.parse(message["params"])
         prompt: list[int] = message["prompt"]
         is_target = stage.config.consumer is None

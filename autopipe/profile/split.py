@@ -12,6 +12,7 @@ import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from autopipe.core.affinity import allowed_cores
 from autopipe.core.chain import neural_stages
 from autopipe.core.engine import Engine
 from autopipe.core.errors import AutoPipeError, ConfigError
@@ -47,7 +48,7 @@ def core_splits(plan: Plan, cores: Sequence[int] | None = None) -> dict[str, Pla
     Args:
         cores: to split; None: those this process may use.
     """
-    cores = sorted(os.sched_getaffinity(0)) if cores is None else list(cores)
+    cores = sorted(allowed_cores() or range(os.cpu_count() or 1)) if cores is None else list(cores)
     num_stages = len(neural_stages(plan))
     combinations = list(itertools.product(default_threads(len(cores)), repeat=num_stages))
     if len(combinations) > _MOST:

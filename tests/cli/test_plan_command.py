@@ -44,7 +44,11 @@ def test_the_papers_speedup_is_predicted(paper):
 def test_the_papers_chain_is_placed_as_its_power_readings_say(paper):
     """Published runs: the 70B drew power on two GPUs, the smaller models on one each, another one."""
     devices = {stage.name: [part.device.name for part in stage.parts] for stage in paper.placement.stages}
-    assert sorted(map(len, devices.values())) == [1, 1, 2]
+    assert {name: len(names) for name, names in devices.items()} == {
+        "llama-3.2-1b": 1,
+        "llama-3.1-8b": 1,
+        "Meta-Llama-3.1-70B-Instruct": 2,
+    }
     assert len({name for names in devices.values() for name in names}) == 4
 
 
@@ -53,6 +57,18 @@ def test_the_fastest_plan_can_be_written_and_read(paper):
     assert plan.mode == "async"
     assert plan.target.device_map is not None
     assert plan.target.dtype == "int4"
+
+
+def test_a_plan_that_could_not_start_as_exact_is_not_written_as_exact(paper):
+    assert paper.best_plan().exact is False
+    assert any("exact: false" in note for note in paper.notes)
+
+
+def test_other_plans_stay_exact():
+    request = PlanRequest(hardware="1xH100", target="llama-3.1-8b", drafters=("llama-3.2-1b",), output_tokens=200)
+    result = make_forecast(request, check_models=False)
+    assert result.best_plan().exact is True
+    assert not any("exact" in note for note in result.notes)
 
 
 def test_what_is_estimated_is_marked_and_assumed_agreement_is_noted():

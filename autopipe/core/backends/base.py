@@ -59,6 +59,11 @@ class StageBackend(ABC):
     """Why this backend was chosen for the stage, and what it had to do for exactness, in words."""
 
     @property
+    def shortfalls(self) -> Sequence[str]:
+        """What could not be had as asked since it was loaded, in words: for the stats."""
+        return ()
+
+    @property
     @abstractmethod
     def length(self) -> int:
         """Tokens in the cache."""

@@ -103,6 +103,10 @@ class FusedBackend(StageBackend):
         return None if has_kernels() else f"quantised weights need the native kernels: {reason_missing()}"
 
     @property
+    def shortfalls(self) -> Sequence[str]:
+        return self._runner.shortfalls
+
+    @property
     def length(self) -> int:
         return self._length
 

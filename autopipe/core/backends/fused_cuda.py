@@ -1,10 +1,12 @@
 """The fused forward on CUDA: the torch decoder as CUDA graphs, one per fixed shape.
 
-Not yet run on a GPU. Its mathematics and its cutting of calls into shapes are tested on the CPU with `graphs=False`.
+Not yet run on a GPU. Its mathematics, its cutting of calls into shapes and its way on when a graph cannot be captured
+are tested on the CPU.
 """
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -12,6 +14,8 @@ import torch
 
 from autopipe.core.backends.fused_config import DecoderShape
 from autopipe.core.backends.fused_torch import CHUNK_TOKENS, PaddedRunner, TorchDecoder
+
+_log = logging.getLogger(__name__)
 
 _WARMUP_RUNS = 2
 """Eager runs before a capture: libraries choose algorithms and allocate workspaces in them."""
@@ -75,10 +79,14 @@ class CudaRunner(PaddedRunner):
             return super().compute_logits(ids, positions, slots, chunks)
         key = (ids.shape[0], chunks)
         if key not in self._graphs:
-            self._graphs[key] = self._capture(*key)
+            try:
+                self._graphs[key] = self._capture(*key)
+            except RuntimeError as error:  # torch's errors of CUDA, memory included
+                self._without_graphs(error)
+                return super().compute_logits(ids, positions, slots, chunks)
         captured = self._graphs[key]
-        captured.ids.copy_(ids)
-        captured.positions.copy_(positions)
+        captured.ids.copy_(ids, non_blocking=True)
+        captured.positions.copy_(positions, non_blocking=True)
         captured.slots.copy_(slots)
         captured.graph.replay()
         return captured.logits
@@ -88,16 +96,26 @@ class CudaRunner(PaddedRunner):
         ids = torch.zeros(rows, dtype=torch.int64, device=device)
         positions = torch.zeros_like(ids)
         slots = torch.full_like(ids, self.decoder.capacity)  # padding only: warming up must not touch the cache
-        stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]  # untyped in torch
-        stream.wait_stream(torch.cuda.current_stream(device))
-        with torch.cuda.stream(stream):
-            for _ in range(_WARMUP_RUNS):
-                super().compute_logits(ids, positions, slots, chunks)
-        torch.cuda.current_stream(device).wait_stream(stream)
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph):
-            logits = super().compute_logits(ids, positions, slots, chunks)
+        current = torch.cuda.current_stream(device)
+        # On this device, whichever is torch's current one, and with the priority that the plan gave the stage's stream.
+        stream = torch.cuda.Stream(device, priority=current.priority)  # type: ignore[no-untyped-call]  # untyped in torch
+        with torch.cuda.device(device):
+            stream.wait_stream(current)
+            with torch.cuda.stream(stream):
+                for _ in range(_WARMUP_RUNS):
+                    super().compute_logits(ids, positions, slots, chunks)
+            current.wait_stream(stream)
+            graph = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(graph, stream=stream):
+                logits = super().compute_logits(ids, positions, slots, chunks)
         return _Graph(graph, ids, positions, slots, logits)
+
+    def _without_graphs(self, error: RuntimeError) -> None:
+        """Go on operation by operation."""
+        reason = f"no CUDA graphs: {error}"
+        _log.warning("%s", reason)
+        self._use_graphs, self.shortfalls = False, (*self.shortfalls, reason)
+        self._graphs.clear()
 
     def close(self) -> None:
         self._graphs.clear()

@@ -15,7 +15,10 @@ class Runner(ABC):
 
     Attributes:
         exact: a row's logits are bitwise the same however tokens are grouped into calls.
+        shortfalls: what could not be had as asked, in words.
     """
+
+    shortfalls: tuple[str, ...] = ()
 
     exact: bool
     weight_bytes: int

@@ -201,8 +201,8 @@ class PaddedRunner(Runner):
             start = position + done
             done += len(part)
             padding = size - len(part)
-            block_ids = torch.tensor([*part, *[0] * padding], dtype=torch.int64)
-            positions = torch.tensor([*range(start, start + len(part)), *[0] * padding], dtype=torch.int64)
+            block_ids = self._staged([*part, *[0] * padding])
+            positions = self._staged([*range(start, start + len(part)), *[0] * padding])
             slots = positions.clone()
             slots[len(part) :] = self.decoder.capacity
             chunks = -(-(start + len(part)) // CHUNK_TOKENS)
@@ -218,11 +218,20 @@ class PaddedRunner(Runner):
     def make_room(self, length: int) -> None:
         self.decoder.make_room(length)
 
+    def _staged(self, numbers: list[int]) -> torch.Tensor:
+        """Numbers on the host, page-locked where the device is a GPU, which then copies them by itself."""
+        return torch.tensor(numbers, dtype=torch.int64, pin_memory=str(self.decoder.device).startswith("cuda"))
+
     def compute_hidden(
         self, ids: torch.Tensor, positions: torch.Tensor, slots: torch.Tensor, chunks: int
     ) -> torch.Tensor:
         device = self.decoder.device
-        return self.decoder.block(ids.to(device), positions.to(device), slots.to(device), chunks)
+        return self.decoder.block(
+            ids.to(device, non_blocking=True),
+            positions.to(device, non_blocking=True),
+            slots.to(device),
+            chunks,
+        )
 
     def compute_logits(
         self, ids: torch.Tensor, positions: torch.Tensor, slots: torch.Tensor, chunks: int

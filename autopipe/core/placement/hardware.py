@@ -26,7 +26,7 @@ class DeviceKind(UserModel):
     """One kind of device, by its data sheet.
 
     Attributes:
-        memory_gib: as the driver reports it.
+        memory_gib: as the driver reports it; of the machine one is on, what is free.
         gb_per_s: peak memory bandwidth, 10^9 bytes a second.
         tflops: peak dense 10^12 operations a second by dtype; a dtype that is missing computes as bf16.
         context_gib: a process takes before any weights (CUDA context, library workspaces).
@@ -191,9 +191,12 @@ def parse_hardware(data: dict[str, Any], name: str, key: str = "--hardware") -> 
 
 
 def local_hardware() -> Hardware:
-    """This machine: its GPUs if torch can use them (memory as reported, speed by the table), else its CPU.
+    """This machine: its GPUs if torch can use them (speed by the table), else its CPU.
 
-    A CPU's bandwidth and speed are nominal figures; measure with `autopipe profile` for better ones.
+    A device's memory is what is free on it now: what other programs hold is not ours to plan with, nor what a running
+    engine holds, so plan before it starts. Asking a GPU makes a CUDA context there, which counts as taken and lasts as
+    long as this process; a GPU without room even for that is left out. A CPU's bandwidth and speed are nominal figures;
+    measure with `autopipe profile` for better ones.
     """
     return _on_this_machine(_local_gpus() or [_local_cpu()])
 
@@ -207,7 +210,7 @@ def _local_cpu() -> Device:
 
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     spec = DeviceKind(
-        memory_gib=psutil.virtual_memory().total / GIB,
+        memory_gib=psutil.virtual_memory().available / GIB,
         gb_per_s=min(16.0 * cores, 100.0),
         tflops={Dtype.BF16: 0.15 * cores},
         context_gib=CPU_PROCESS_BYTES / GIB,
@@ -228,6 +231,11 @@ def _local_gpus() -> list[Device]:
     devices = []
     for index in range(min(torch.cuda.device_count(), MAX_DEVICES)):
         properties = torch.cuda.get_device_properties(index)
+        try:
+            free_bytes = torch.cuda.mem_get_info(index)[0]
+        except RuntimeError as error:
+            _log.warning("cuda:%d (%s) is left out: %s", index, properties.name, error)
+            continue
         memory_gib = properties.total_memory / GIB
         known = [name for name in KINDS if name.split("-")[-1 if name.startswith("RTX") else 0] in properties.name]
         if not known:
@@ -237,7 +245,7 @@ def _local_gpus() -> list[Device]:
             Device(
                 name=f"cuda:{index}",
                 kind=properties.name,
-                spec=KINDS[kind].replace(memory_gib=memory_gib),
+                spec=KINDS[kind].replace(memory_gib=max(free_bytes, 1) / GIB),
             )
         )
     return devices

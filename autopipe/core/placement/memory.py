@@ -9,7 +9,7 @@ from autopipe.core.placement.sizes import ModelSizes
 from autopipe.core.plan import MAX_WINDOW, Dtype
 
 MAX_SHARE = 0.8
-"""Most of a device's memory that models may take; the rest is for fragmentation and for other programs."""
+"""Most of a device's memory that models may take; the rest is for fragmentation and for programs that start later."""
 
 BYTES_PER_NUMBER = {Dtype.FP32: 4.0, Dtype.BF16: 2.0, Dtype.FP16: 2.0, Dtype.INT8: 1.0, Dtype.INT4: 0.5}
 _SCALE_BYTES = {Dtype.INT8: 2 / 32, Dtype.INT4: 4 / 32}

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from autopipe.core.backends.fused_config import DecoderShape
 
 _DEFAULT_KV_SHARE = 0.25
-"""Of the memory available when the target is loaded."""
+"""Of the memory that is free for the caches on the target's device when it is loaded."""
 _MOST_KV_SHARE = 0.5
 _PADDING = 1.3
 """Pages are a little larger than the numbers in them."""
@@ -88,10 +88,14 @@ def load_target(stage: StagePlan, options: SharingOptions, threads: int | None) 
     dtype: torch.dtype = getattr(torch, info.dtype.removeprefix("torch."))
     source = resolve(stage.model)
     config = load_config(source, trust_remote_code=stage.trust_remote_code)
-    max_length, kv_bytes = _memory(shape_of(config), dtype.itemsize, options.kv_bytes)
+    available = available_memory(info.device)
+    state = load_state(source, dtype, adapter=stage.adapter)
+    if info.device.startswith("cuda"):  # where the weights go next
+        available -= sum(tensor.nbytes for tensor in state.values())
+    max_length, kv_bytes = _memory(shape_of(config), dtype.itemsize, options.kv_bytes, max(0, available))
     runner = batch_runner(
         config,
-        load_state(source, dtype, adapter=stage.adapter),
+        state,
         dtype=dtype,
         device=info.device,
         threads=threads,
@@ -103,11 +107,19 @@ def load_target(stage: StagePlan, options: SharingOptions, threads: int | None) 
     return LoadedTarget(runner, f"{info.reason}; {runner.description}")
 
 
-def _memory(shape: DecoderShape, bytes_per_number: int, kv_bytes: int | None) -> tuple[int, int]:
-    """Longest sequence, and bytes of all KV caches: enough for one such sequence, if half of the memory is."""
+def available_memory(device: str) -> int:
+    """Bytes that are free on a device (`cpu`, `cuda`, `cuda:N`), whoever uses the rest."""
+    if device.startswith("cuda"):
+        import torch
+
+        return int(torch.cuda.mem_get_info(device)[0])
+    return int(psutil.virtual_memory().available)
+
+
+def _memory(shape: DecoderShape, bytes_per_number: int, kv_bytes: int | None, available: int) -> tuple[int, int]:
+    """Longest sequence, and bytes of all KV caches: enough for one such sequence, if half of `available` is."""
     if kv_bytes is not None:
         return shape.max_positions, kv_bytes
-    available = int(psutil.virtual_memory().available)
     per_token = int(_PADDING * shape.kv_numbers_per_token * bytes_per_number)
     most_tokens = int(_MOST_KV_SHARE * available) // per_token
     max_length = max(1, min(shape.max_positions, most_tokens))

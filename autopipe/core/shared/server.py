@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import os
 import select
 import time
 import traceback
@@ -11,6 +10,7 @@ from collections.abc import Callable
 from dataclasses import asdict
 from typing import TYPE_CHECKING
 
+from autopipe.core.affinity import bind_cores
 from autopipe.core.board import Slot
 from autopipe.core.chain import bound_cores
 from autopipe.core.channel import Channel, Message
@@ -109,9 +109,8 @@ class SharedServer:
             torch.set_num_threads(message["threads"])
             stage = StagePlan.parse(message["stage"])
             cores = bound_cores(stage)
-            if cores is not None:
-                os.sched_setaffinity(0, cores)  # before compute threads start, which inherit it
-            for reason in isolate(stage, self._slot):
+            unbound = None if cores is None else bind_cores(cores)  # before compute threads start, which inherit it
+            for reason in (*([] if unbound is None else [unbound]), *isolate(stage, self._slot)):
                 self._channel.send({"type": "note", "text": reason})
             loaded = load_target(stage, options, message["threads"])
             pipeline = SharedPipeline(loaded.runner, options)

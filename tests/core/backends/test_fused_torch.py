@@ -122,3 +122,29 @@ def test_fallback_is_logged_with_the_reason(no_kernels, caplog):
     assert "no compiler in this test" in caplog.text
     assert backend.exact
     assert "torch" in backend.cost_notes().notes
+
+
+class NoCapture(CudaRunner):
+    """Graphs are asked for, and the first capture fails as it does where the driver is too old."""
+
+    attempts = 0
+
+    def _capture(self, rows: int, chunks: int) -> Any:
+        self.attempts += 1
+        raise RuntimeError("operation not permitted when stream is capturing")
+
+
+def test_without_a_graph_it_goes_on_operation_by_operation_and_says_so(caplog):
+    model, text = tiny_model(), token_ids(30)
+    shape, state = shape_of(model.config), tiny_state(model)
+    runner = NoCapture(shape, state, torch.float32, "cpu", 2048, True, graphs=True)
+    eager = CudaRunner(shape, state, torch.float32, "cpu", 2048, True, graphs=False)
+    with caplog.at_level(logging.WARNING):
+        for each in (runner, eager):
+            each.run(text[:20], 0, 1)
+        rows = [runner.run([token], position, 1).clone() for position, token in enumerate(text[20:], 20)]
+    assert torch.equal(torch.cat(rows), eager.run(text[20:], 20, 10))
+    assert runner.attempts == 1
+    assert runner.shortfalls == ("no CUDA graphs: operation not permitted when stream is capturing",)
+    assert caplog.text.count("no CUDA graphs") == 1
+    assert eager.shortfalls == ()

@@ -1,6 +1,9 @@
 """Stages with 8- and 4-bit weights: the same contract, the same exactness, another model."""
 
+import importlib.util
+import sys
 from dataclasses import replace
+from types import ModuleType
 
 import pytest
 import torch
@@ -10,7 +13,7 @@ from autopipe.core import kernels
 from autopipe.core.backends.conformance import check_backend
 from autopipe.core.backends.fused import FusedBackend
 from autopipe.core.backends.load import check_stage, load_backend
-from autopipe.core.backends.quantised import library_for, reason_missing
+from autopipe.core.backends.quantised import library_for, quantisation_config, reason_missing
 from autopipe.core.backends.transformers_linear import weight_bytes
 from autopipe.core.engine import Engine
 from autopipe.core.errors import ConfigError, UnsupportedModelError
@@ -119,6 +122,53 @@ def test_the_library_goes_by_bits_and_device():
 def test_a_missing_library_is_named_with_what_to_install(monkeypatch):
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     assert reason_missing(Dtype.INT8, "cuda") == "torchao is not installed: pip install torchao"
+
+
+def stand_in(monkeypatch, name, *classes):
+    """Have imports find a module that has these classes alone."""
+    module = ModuleType(name)
+    for each in classes:
+        setattr(module, each.__name__, each)
+    monkeypatch.setitem(sys.modules, name, module)
+
+
+@pytest.mark.parametrize("device", ["cuda:1", "cpu"])
+def test_int8_is_asked_of_torchao_for_weights_alone(monkeypatch, device):
+    class Int8WeightOnlyConfig: ...
+
+    class TorchAoConfig:
+        def __init__(self, quant_type):
+            self.quant_type = quant_type
+
+    stand_in(monkeypatch, "torchao")
+    stand_in(monkeypatch, "torchao.quantization", Int8WeightOnlyConfig)
+    stand_in(monkeypatch, "transformers", TorchAoConfig)
+    config = quantisation_config(Dtype.INT8, device)
+    assert type(config) is TorchAoConfig
+    assert type(config.quant_type) is Int8WeightOnlyConfig
+
+
+def test_int4_on_a_gpu_is_asked_of_bitsandbytes_as_nf4_that_computes_in_bf16(monkeypatch):
+    class BitsAndBytesConfig:
+        def __init__(self, **options):
+            self.options = options
+
+    stand_in(monkeypatch, "transformers", BitsAndBytesConfig)
+    config = quantisation_config(Dtype.INT4, "cuda:0")
+    assert config.options == {
+        "load_in_4bit": True,
+        "bnb_4bit_quant_type": "nf4",
+        "bnb_4bit_compute_dtype": torch.bfloat16,
+    }
+
+
+@pytest.mark.parametrize(("dtype", "package"), [("int8", "torchao"), ("int4", "bitsandbytes")])
+def test_a_stage_on_a_gpu_whose_library_is_missing_is_refused_with_what_to_install(folder, monkeypatch, dtype, package):
+    find_spec = importlib.util.find_spec
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == package else find_spec(name))
+    monkeypatch.setattr("autopipe.core.backends.devices.choose_device", lambda *_: torch.device("cuda:0"))
+    with pytest.raises(ConfigError, match=f"{package} is not installed: pip install {package}"):
+        check_stage(StagePlan.parse({"model": folder, "dtype": dtype, "backend": "transformers"}), "chain.0.model")
 
 
 def test_the_change_of_output_is_measured_against_the_same_model_in_16_bits(folder):

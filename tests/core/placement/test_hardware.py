@@ -1,6 +1,10 @@
-"""Hardware by name and from YAML."""
+"""Hardware by name, from YAML, and of this machine."""
 
+from types import SimpleNamespace
+
+import psutil
 import pytest
+import torch
 
 from autopipe.core.errors import ConfigError
 from autopipe.core.placement import load_hardware, local_hardware, parse_hardware
@@ -66,3 +70,35 @@ def test_cpu_means_the_cpu_on_a_machine_with_gpus_too(monkeypatch):
     monkeypatch.setattr("autopipe.core.placement.hardware._local_gpus", lambda: gpus)
     assert local_hardware().devices == tuple(gpus)
     assert [device.name for device in load_hardware("cpu").devices] == ["cpu"]
+
+
+def test_of_this_cpus_memory_only_what_is_free_is_ours(monkeypatch):
+    monkeypatch.setattr(psutil, "virtual_memory", lambda: SimpleNamespace(total=64 << 30, available=10 << 30))
+    assert load_hardware("cpu").devices[0].memory_bytes == 10 << 30
+
+
+def stand_in_gpus(monkeypatch, ask_free):
+    """Two H100s of 80 GiB each as torch would show them."""
+    properties = SimpleNamespace(name="NVIDIA H100 80GB HBM3", total_memory=80 << 30)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda index: properties)
+    monkeypatch.setattr(torch.cuda, "mem_get_info", ask_free)
+
+
+def test_of_a_gpus_memory_only_what_is_free_is_ours_and_its_kind_goes_by_all_of_it(monkeypatch):
+    stand_in_gpus(monkeypatch, lambda index: ((70, 30)[index] << 30, 80 << 30))
+    devices = local_hardware().devices
+    assert [device.memory_bytes >> 30 for device in devices] == [70, 30]
+    assert {device.spec.gb_per_s for device in devices} == {3350}
+
+
+def test_a_gpu_without_room_for_a_context_is_left_out_with_a_warning(monkeypatch, caplog):
+    def ask_free(index):
+        if index == 0:
+            raise RuntimeError("CUDA error: out of memory")
+        return 70 << 30, 80 << 30
+
+    stand_in_gpus(monkeypatch, ask_free)
+    assert [device.name for device in local_hardware().devices] == ["cuda:1"]
+    assert "cuda:0" in caplog.text

@@ -5,29 +5,42 @@ import torch
 
 from autopipe.core.backends.fused import FusedBackend
 from autopipe.core.kernels import has_kernels
+from autopipe.core.kernels.formats import WeightFormat
 from autopipe.core.placement import load_hardware, memory_use, sizes_from_config, sizes_of
 from autopipe.core.placement.memory import kv_bytes_per_token, streamed_bytes, weight_bytes
 from autopipe.core.plan import Dtype, StagePlan
 from autopipe.profile.process import StageProcess
-from tests.tiny import tiny_model
+from tests.tiny import tiny_model, tiny_state
 
 TOLERANCE = 0.15
 """Of the whole of a worker's memory, as docs/hardware.md says."""
+COMPUTED = {
+    Dtype.FP32: torch.float32,
+    Dtype.BF16: torch.bfloat16,
+    Dtype.INT8: torch.bfloat16,
+    Dtype.INT4: torch.bfloat16,
+}
+QUANTISED = {Dtype.INT8: WeightFormat.INT8, Dtype.INT4: WeightFormat.INT4}
 
 
-def test_weights_and_cache_are_what_the_backend_reports():
-    model = tiny_model("llama")
+@pytest.mark.parametrize("tied", [False, True])
+@pytest.mark.parametrize("dtype", list(COMPUTED))
+def test_weights_and_cache_are_what_the_backend_reports(dtype, tied):
+    if dtype in QUANTISED and not has_kernels():
+        pytest.skip("only the native kernels quantise here")
+    model = tiny_model("llama", tie_word_embeddings=tied)
     sizes = sizes_from_config(model.config.to_dict(), "tiny")
-    backend = FusedBackend(model.config, model.state_dict(), dtype=torch.float32, threads=1)
+    weights = QUANTISED.get(dtype)
+    backend = FusedBackend(model.config, tiny_state(model), dtype=COMPUTED[dtype], threads=1, weights=weights)
     notes = backend.cost_notes()
-    assert notes.kv_bytes_per_token == pytest.approx(kv_bytes_per_token(sizes, Dtype.FP32), rel=0.01)
-    assert notes.weight_bytes == pytest.approx(streamed_bytes(sizes, Dtype.FP32, on_cpu=True), rel=0.1)
     backend.close()
+    assert notes.kv_bytes_per_token == pytest.approx(kv_bytes_per_token(sizes, dtype), rel=0.01)
+    assert notes.weight_bytes == pytest.approx(streamed_bytes(sizes, dtype, on_cpu=True), rel=0.01)
 
 
 @pytest.mark.real_model
 @pytest.mark.skipif(not has_kernels(), reason="the figures are of the native kernels")
-@pytest.mark.parametrize("dtype", [Dtype.BF16, Dtype.FP32])
+@pytest.mark.parametrize("dtype", list(COMPUTED))
 def test_a_workers_memory_is_predicted_within_the_tolerance(dtype):
     sizes, cpu = sizes_of("smollm2-135m"), load_hardware("cpu").devices[0]
     predicted = memory_use(sizes, dtype, cpu, context=256)
@@ -39,7 +52,7 @@ def test_a_workers_memory_is_predicted_within_the_tolerance(dtype):
     finally:
         process.close()
     whole = measured["pss_bytes"] or measured["rss_bytes"]
-    assert measured["weight_bytes"] == pytest.approx(predicted.weights, rel=0.01)
+    assert measured["weight_bytes"] == pytest.approx(streamed_bytes(sizes, dtype, on_cpu=True), rel=0.01)
     assert predicted.total == pytest.approx(whole, rel=TOLERANCE)
 
 
