@@ -14,7 +14,7 @@ from autopipe.policies.planner import PlannerPolicy
 from autopipe.policies.searcher import DISTURBS_S, InlineSearcher, ProcessSearcher
 from autopipe.policies.static import OffPolicy, StaticPolicy
 from tests.envs.scenes import DRAFTERS, pipeline, scenario
-from tests.policies.helpers import MEDIUM, SMALL, action, info, observation, play, situation
+from tests.policies.helpers import MEDIUM, NGRAM, SMALL, action, info, observation, play, situation
 
 SHORT = {"low": 150, "high": 250}
 STEADY = scenario(phases=[{"tokens": 3000, "kinds": {"chat": 1}, "output_tokens": SHORT}])
@@ -177,6 +177,19 @@ def test_the_planner_takes_back_a_plan_that_does_not_hold_what_it_promised() -> 
     assert 4 in chains
     assert chains[-1] != 4
     assert np.isfinite(policy._penalty).all()
+
+
+def test_where_the_formulas_see_no_difference_the_gate_gets_the_most_room() -> None:
+    policy = BanditPolicy(Exploration.NONE)
+    made = situation()
+    policy.reset(made)
+    chosen = made.codec.off()
+    for _ in range(4):  # only the n-gram drafter may draft, and is right half of the time
+        mask = made.codec.masks(None, 0, 1.0, dead=1 << SMALL | 1 << MEDIUM)
+        agreement = {"chat": {NGRAM: (60, 120)}}
+        chosen = policy.act(observation(), info(chosen, action_mask=mask, agreement=agreement))
+    assert int(chosen[0]) == 1 << NGRAM
+    assert made.codec.spaces.windows[chosen[1 + NGRAM]] == max(made.codec.spaces.windows)
 
 
 class Disturbing(InlineSearcher):
