@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
@@ -11,10 +12,12 @@ if TYPE_CHECKING:
     from autopipe.tune import TuneResult
     from autopipe.tune.context import Progress
 
+_EVERY_S = 10.0
+
 
 @contextmanager
 def progress() -> Iterator[Progress]:
-    """A bar for each phase on stderr; one line for each thing begun where stderr is no terminal."""
+    """A bar for each phase on stderr; where that is no terminal, a line for each thing begun and then every 10 s."""
     from rich.console import Console
     from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
 
@@ -30,19 +33,38 @@ def progress() -> Iterator[Progress]:
     )
     with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bars:
         tasks = {name: bars.add_task(name, total=1.0, start=False, doing="") for name in PHASES}
-        last_line = ""
+        lines = _Lines()
 
         def tell(phase: str, label: str, share: float) -> None:
-            nonlocal last_line
             if not bars.tasks[list(tasks).index(phase)].started:
                 bars.start_task(tasks[phase])
             bars.update(tasks[phase], completed=share, doing=label)
-            line = phase if not label or phase == "search" else f"{phase}: {label}"
-            if not console.is_terminal and line != last_line and phase != "live":
-                print(line, file=sys.stderr)
-            last_line = line
+            if not console.is_terminal and (line := lines.next(phase, label, share)) is not None:
+                print(line, file=sys.stderr, flush=True)
 
         yield tell
+
+
+class _Lines:
+    """Chooses what to print of the progress where there is no terminal."""
+
+    def __init__(self) -> None:
+        self._last, self._phase = "", ""
+        self._began_s = self._said_s = 0.0
+
+    def next(self, phase: str, label: str, share: float) -> str | None:
+        """A line when something begins; every 10 s how far the phase is, and how long it may still take."""
+        now_s = time.monotonic()
+        text = phase if not label or phase in ("search", "live") else f"{phase}: {label}"
+        if phase != self._phase:
+            self._phase, self._began_s = phase, now_s
+        begins, self._last = text != self._last, text
+        if not begins and now_s - self._said_s < _EVERY_S:
+            return None
+        self._said_s, spent_s = now_s, now_s - self._began_s
+        if begins or not share:
+            return text
+        return f"{text}: {share:.0%}, about {spent_s * (1 - share) / share:.0f} s left"
 
 
 def show(result: TuneResult) -> None:

@@ -7,8 +7,9 @@ plans that differ in nothing else are the same plan.
 
 from __future__ import annotations
 
+import itertools
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -141,15 +142,16 @@ class Space:
             raise TooDeepError(f"{len(chosen) + has_ngram} drafters; at most {MAX_STAGES - 1}")
         base: dict[str, Any] = self.base.model_dump(include={"exact", "verification"}) if self.base else {}
         if not chosen and not has_ngram:
-            target = self._stage(self.target, "target", params, None, Mode.PLAIN, 1, 0)
+            target = self._stage(self.target, "target", params, None, Mode.PLAIN, 1, None)
             return Plan.parse({**base, "mode": Mode.PLAIN, "chain": [target]})
         # With one neural stage there is nobody to take turns with: both modes are the same work.
         mode = Mode(params["mode"]) if chosen else Mode.LOCKSTEP
         chain: list[StagePlan] = [self._ngram(params)] if has_ngram else []
-        for place, stage in enumerate([*chosen, self.target]):
-            name = "target" if stage is self.target else str(stage.name or stage.model)
+        names = [*(str(stage.name or stage.model) for stage in chosen), "target"]
+        own = self._own_cores(params, names, mode)
+        for stage, name, cores in zip([*chosen, self.target], names, own, strict=True):
             upstream = chain[-1] if chain else None
-            chain.append(self._stage(stage, name, params, upstream, mode, len(chosen) + 1, place))
+            chain.append(self._stage(stage, name, params, upstream, mode, len(names), cores))
         return Plan.parse({**base, "mode": mode, "chain": chain, "warmup": self._warmup(params, chain)})
 
     def _ngram(self, params: Params) -> StagePlan:
@@ -170,9 +172,9 @@ class Space:
         upstream: StagePlan | None,
         mode: Mode,
         num_neural: int,
-        place: int,
+        cores: tuple[int, ...] | None,
     ) -> StagePlan:
-        """A neural stage: `place` among `num_neural`, behind `upstream`."""
+        """A neural stage behind `upstream`, one of `num_neural`; `cores`: of its own."""
         changes: dict[str, Any] = {}
         if name != "target":
             changes["window"] = params[f"window.{name}"]
@@ -184,12 +186,24 @@ class Space:
             if changes["min_drafts"] > 0:
                 changes["when_short"] = params["when_short"]
         threads = params.get(f"threads.{name}", 0)
-        if mode is Mode.ASYNC and params.get("cores") == "split" and len(self.cores) >= num_neural:
-            changes["cores"] = share(self.cores, place, num_neural)
-            threads = min(threads, len(changes["cores"])) if threads else len(changes["cores"])
+        if cores is not None:
+            changes["cores"] = cores
+            threads = min(threads, len(cores)) if threads else len(cores)
         if threads and not self._is_default(threads, mode, num_neural):
             changes["threads"] = threads
         return stage.replace(**changes) if changes else stage
+
+    def _own_cores(self, params: Params, names: Sequence[str], mode: Mode) -> list[tuple[int, ...] | None]:
+        """Cores of each neural stage alone: as many as it has threads where that is said of all and they are enough,
+        else as equal parts as can be, of which the last (the target's) get what is over; None: all cores are shared."""
+        if mode is not Mode.ASYNC or params.get("cores") != "split" or len(self.cores) < len(names):
+            return [None] * len(names)
+        sizes = [params.get(f"threads.{name}", 0) for name in names]
+        if not all(sizes) or sum(sizes) > len(self.cores):
+            small, over = divmod(len(self.cores), len(names))
+            sizes = [small + (place >= len(names) - over) for place in range(len(names))]
+        ends = list(itertools.accumulate(sizes))
+        return [self.cores[end - size : end] for size, end in zip(sizes, ends, strict=True)]
 
     def _is_default(self, threads: int, mode: Mode, num_neural: int) -> bool:
         """Whether a stage would have so many threads without being told."""
@@ -201,14 +215,6 @@ class Space:
         if kind is WarmupKind.NONE or start >= max(stage.window for stage in chain[:-1]):
             return {}
         return {"kind": kind, "start_window": start}
-
-
-def share(cores: tuple[int, ...], place: int, parts: int) -> tuple[int, ...]:
-    """Cores of part `place` of `parts`, as equal as can be; the last parts (the target's) get what is over."""
-    small, over = divmod(len(cores), parts)
-    sizes = [small + (part >= parts - over) for part in range(parts)]
-    first = sum(sizes[:place])
-    return cores[first : first + sizes[place]]
 
 
 def plan_key(plan: Plan) -> str:

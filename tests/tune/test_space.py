@@ -5,7 +5,7 @@ import pytest
 
 from autopipe.core.plan import Mode, Plan, StagePlan
 from autopipe.plans import DEFAULT_PLAN_PATH
-from autopipe.tune.space import Space, TooDeepError, plan_key, share, structure
+from autopipe.tune.space import Space, TooDeepError, plan_key, structure
 from tests.tune.scenes import TARGET, space
 
 
@@ -66,8 +66,27 @@ def test_split_cores_are_disjoint_and_cover_all() -> None:
     assert [stage.threads for stage in plan.chain] == [None, None]  # one each, as by default
 
 
+def five_cores(**threads: int) -> Plan:
+    """An async chain whose stages have cores of their own, of five; `threads` by stage."""
+    wide = space(threads=(1, 2, 4), cores=(0, 1, 2, 3, 4))
+    chosen = {f"threads.{name}": count for name, count in threads.items()}
+    return wide.plan({**wide.defaults(), "use.small": True, "mode": "async", "cores": "split", **chosen})
+
+
 def test_cores_that_are_left_over_go_to_the_target() -> None:
-    assert [share((0, 1, 2, 3, 4), place, 2) for place in (0, 1)] == [(0, 1), (2, 3, 4)]
+    assert [stage.cores for stage in five_cores().chain] == [(0, 1), (2, 3, 4)]
+
+
+def test_own_cores_may_be_shared_out_unequally_as_many_as_threads() -> None:
+    plan = five_cores(small=1, target=4)
+
+    assert [stage.cores for stage in plan.chain] == [(0,), (1, 2, 3, 4)]
+    assert [stage.threads for stage in plan.chain] == [1, 4]
+
+
+@pytest.mark.parametrize("threads", [{"small": 4, "target": 2}, {"target": 4}])
+def test_threads_that_do_not_say_how_to_share_cores_out_leave_equal_parts(threads: dict[str, int]) -> None:
+    assert [stage.cores for stage in five_cores(**threads).chain] == [(0, 1), (2, 3, 4)]
 
 
 def test_more_drafters_than_a_chain_holds_are_refused() -> None:
