@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import importlib.metadata
-import os
 import platform
 from pathlib import Path
 from typing import Any
+
+from autopipe.core.affinity import usable_cores
 
 LIBRARIES = (
     "torch",
@@ -43,13 +44,6 @@ def describe_machine() -> dict[str, Any]:
         "gpus": gpus()[0],
         "libraries": library_versions(),
     }
-
-
-def usable_cores() -> int:
-    """Cores this process may run on."""
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
 
 
 def cpu_name() -> str | None:

@@ -12,13 +12,14 @@ from typing import TYPE_CHECKING, Any
 
 from autopipe.bench.arms import Arm, EnginePool, PipelineArm
 from autopipe.bench.encode import encode_prompt, load_tokenizer
-from autopipe.bench.machine import describe_machine, usable_cores
+from autopipe.bench.machine import describe_machine
 from autopipe.bench.prompts import Prompt, load_prompts
 from autopipe.bench.report import Row
 from autopipe.bench.runner import prepare_arms, run_bench
 from autopipe.bench.specs import TRANSFORMERS_ARMS, ArmSpec, arm_settings, parse_arms
 from autopipe.cli.options import NO_DRAFTER, PlanOptions, build_plan, naming_options, require_context
 from autopipe.cli.run_command import open_pipe, say
+from autopipe.core.affinity import usable_cores
 from autopipe.core.errors import ConfigError
 from autopipe.core.plan import Mode, Plan
 from autopipe.core.sampling import SamplingParams

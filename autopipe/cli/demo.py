@@ -26,13 +26,13 @@ def demo(prompt: Annotated[str, typer.Argument(help="What to ask the model.")] =
 
 def _demo(text: str) -> None:
     from autopipe.bench.arms import PipelineArm
-    from autopipe.bench.machine import usable_cores
     from autopipe.bench.prompts import Prompt
     from autopipe.bench.runner import prepare_arms, run_bench
     from autopipe.bench.specs import parse_arms
     from autopipe.cli import bench_command, show
     from autopipe.cli.options import PlanOptions, build_plan, build_sampling
     from autopipe.cli.run_command import stream
+    from autopipe.core.affinity import usable_cores
     from autopipe.core.errors import ConfigError
 
     if not text:

@@ -54,7 +54,7 @@ def score(
         from autopipe.cli.options import PlanOptions, build_plan, naming_options
         from autopipe.cli.profile_command import DEFAULT_PROMPTS, progress
         from autopipe.cli.run_command import say
-        from autopipe.core.chain import usable_cores
+        from autopipe.core.affinity import usable_cores
         from autopipe.core.errors import ConfigError
         from autopipe.inputs import require_writable
 

@@ -15,6 +15,7 @@ from autopipe.core.placement import (
     Candidate,
     Hardware,
     Placement,
+    StagePlacement,
     apply_placement,
     device_map,
     load_hardware,
@@ -67,7 +68,7 @@ class Forecast:
         """The fastest prediction as a plan, with its devices; a plan with an n-gram, of which nothing was predicted,
         as it is."""
         best = self.predictions[0]
-        placed = _startable(apply_placement(self.plan, self.placement))
+        placed = apply_placement(self.plan, self.placement)
         if any(stage.is_ngram for stage in placed.chain):
             return placed
         stages = dict(zip(placed.names(), placed.chain, strict=True))
@@ -192,15 +193,15 @@ def make_forecast(request: PlanRequest, *, check_models: bool) -> Forecast:
             advance("moving layers")
             placement, _ = rebalance(placement, lambda each: predicted_speed(each, agreement))
         predictions = forecast(placement, agreement, output_tokens=request.output_tokens, advance=advance)
-    if _startable(apply_placement(plan, placement)).exact != plan.exact:
-        notes.append(f"exact: false, since {plan.target.dtype.value} on a GPU does not round alike in blocks and alone")
+    if plan.exact and not _can_be_exact(placement.stages[-1]):
+        plan = plan.replace(exact=False)
+        notes.append("exact: false, since 4 bits on a GPU do not round alike in blocks and alone")
     return Forecast(plan, placement, tuple(predictions), tuple(notes))
 
 
-def _startable(placed: Plan) -> Plan:
-    """The plan with `exact: false` where the target's library cannot give plain decoding's bits."""
-    on_cpu = placed.target.device_map is None and placed.target.device == "cpu"
-    return placed if on_cpu or is_exact(placed.target.dtype) else placed.replace(exact=False)
+def _can_be_exact(target: StagePlacement) -> bool:
+    """Whether a target, where it is placed, can give plain decoding's bits: see `core.preflight`."""
+    return is_exact(target.candidate.dtype) or all(part.device.name == "cpu" for part in target.parts)
 
 
 def _plan(request: PlanRequest) -> Plan:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Mapping
 
+from autopipe.core.affinity import usable_cores
 from autopipe.core.config import UserModel
 from autopipe.core.isolation import cores_of
 from autopipe.core.plan import Mode, NgramOptions, Plan, StagePlan, Warmup, WhenShort
@@ -63,13 +63,6 @@ def neural_names(plan: Plan) -> list[str]:
 def neural_stages(plan: Plan) -> list[StagePlan]:
     """Stages with a process of their own, in chain order."""
     return [stage for stage in plan.chain if not stage.is_ngram]
-
-
-def usable_cores() -> int:
-    """Cores this process may run on."""
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
 
 
 def default_threads(plan: Plan) -> int:

@@ -12,8 +12,8 @@ from autopipe.core.errors import ConfigError
 
 Array = npt.NDArray[Any]
 
-_MULTIPLIER = np.uint64(0x9E3779B97F4A7C15)
-_SHIFT = np.uint64(29)
+MULTIPLIER, SHIFT = 0x9E3779B97F4A7C15, 29
+"""Of the contexts' hash: here over whole arrays, in `ngram_table.context_keys` for one text."""
 KEY_BITS = 32
 """Leading bits of a context's hash that a table keeps."""
 
@@ -88,8 +88,8 @@ def _joined(sequences: Iterable[Sequence[int] | npt.NDArray[np.integer[Any]]]) -
 
 def _extend(keys: Array, tokens: Array, order: int) -> Array:
     """Hash of a context from that of its suffix and the token before; the same as in `NgramTable.match`."""
-    mixed = ((keys ^ tokens) + np.uint64(order)) * _MULTIPLIER
-    mixed ^= mixed >> _SHIFT
+    mixed = ((keys ^ tokens) + np.uint64(order)) * np.uint64(MULTIPLIER)
+    mixed ^= mixed >> np.uint64(SHIFT)
     return mixed
 
 

@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from autopipe.core.errors import ConfigError, ModelLoadError
-from autopipe.core.ngram_counting import KEY_BITS, count_contexts, entry_bytes, token_dtype
+from autopipe.core.ngram_counting import KEY_BITS, MULTIPLIER, SHIFT, count_contexts, entry_bytes, token_dtype
 from autopipe.core.ngram_shipped import table_path
 
 FORMAT = "autopipe-ngram-2"
@@ -24,7 +24,6 @@ _KEY = "ngram.table"
 _BUCKET_BITS = 3
 """About 2^3 keys are bisected after one look at where their leading bits start."""
 _MAX_BUCKET_BITS = 20
-_MULTIPLIER = 0x9E3779B97F4A7C15
 _MASK = 0xFFFF_FFFF_FFFF_FFFF
 _DROPPED_BITS = 64 - KEY_BITS
 _FORMATS: dict[str, Literal["I", "H", "B"]] = {"U32": "I", "U16": "H", "U8": "B"}  # safetensors dtype -> memoryview's
@@ -205,8 +204,8 @@ def context_keys(text: Sequence[int], max_order: int) -> list[int]:
     keys = []
     key = 0
     for depth in range(1, min(max_order, len(text)) + 1):
-        key = ((key ^ text[-depth]) + depth) * _MULTIPLIER & _MASK
-        key ^= key >> 29
+        key = ((key ^ text[-depth]) + depth) * MULTIPLIER & _MASK
+        key ^= key >> SHIFT
         keys.append(key)
     return keys
 

@@ -82,7 +82,7 @@ class Policy(ABC):
         """Whether work of the policy's own takes time from the generation that is measured meanwhile."""
         return False
 
-    def close(self) -> None:  # noqa: B027
+    def close(self) -> None:  # noqa: B027 - optional hook
         """Give back what the policy holds (processes); it is not used again."""
 
 

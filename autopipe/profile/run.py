@@ -10,7 +10,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from autopipe.core.chain import neural_stages, usable_cores
+from autopipe.core.affinity import usable_cores
+from autopipe.core.chain import neural_stages
 from autopipe.core.errors import ConfigError
 from autopipe.core.plan import Mode, NgramOptions, Plan
 from autopipe.profile.candidates import Candidate, candidates, pairs

@@ -7,12 +7,11 @@ mostly waits should leave its cores to the target, a busy one wants its own; onl
 from __future__ import annotations
 
 import itertools
-import os
 import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from autopipe.core.affinity import allowed_cores
+from autopipe.core.affinity import core_numbers
 from autopipe.core.chain import neural_stages
 from autopipe.core.engine import Engine
 from autopipe.core.errors import AutoPipeError, ConfigError
@@ -48,7 +47,7 @@ def core_splits(plan: Plan, cores: Sequence[int] | None = None) -> dict[str, Pla
     Args:
         cores: to split; None: those this process may use.
     """
-    cores = sorted(allowed_cores() or range(os.cpu_count() or 1)) if cores is None else list(cores)
+    cores = list(core_numbers() if cores is None else cores)
     num_stages = len(neural_stages(plan))
     combinations = list(itertools.product(default_threads(len(cores)), repeat=num_stages))
     if len(combinations) > _MOST:

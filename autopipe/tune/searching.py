@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from autopipe.core.chain import usable_cores
+from autopipe.core.affinity import core_numbers
 from autopipe.core.errors import ConfigError
 from autopipe.core.plan import StagePlan
 from autopipe.profile import Profile
@@ -107,7 +106,7 @@ def space_of_profile(options: TuneOptions, drafters: Sequence[StagePlan], profil
         drafters=tuple(sorted(drafters, key=lambda stage: speed.get(str(stage.name), 0.0))),
         tables=options.tables,
         threads=tuple(threads),
-        cores=_cores(),
+        cores=core_numbers(),
         base=options.base,
     )
 
@@ -122,9 +121,3 @@ def _note_waiting(context: Context, study: Study) -> None:
 
 def _num_finished(study: Study) -> int:
     return sum(trial.state.is_finished() for trial in study.get_trials(deepcopy=False))
-
-
-def _cores() -> tuple[int, ...]:
-    if hasattr(os, "sched_getaffinity"):
-        return tuple(sorted(os.sched_getaffinity(0)))
-    return tuple(range(usable_cores()))

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 
 import torch
 
+from autopipe.core.affinity import usable_cores
 from autopipe.core.backends.fused_batch import BatchRunner, Segment
 from autopipe.core.backends.fused_config import DecoderShape
 from autopipe.core.backends.fused_native import PackedDecoder
@@ -49,7 +50,7 @@ class NativeBatchRunner(BatchRunner):
         self._shape = shape
         self._weights = PackedDecoder(shape, state, dtype, isa, weights=weights)
         self.weight_bytes = self._weights.weight_bytes
-        self._threads = threads or native.default_threads()
+        self._threads = threads or usable_cores()
         self._start()
         page_bytes = self._model.page_elements * dtype.itemsize
         self.kv_bytes_per_token = page_bytes // PAGE_TOKENS

@@ -8,6 +8,7 @@ from dataclasses import replace
 
 import torch
 
+from autopipe.core.affinity import usable_cores
 from autopipe.core.backends.fused_config import DecoderShape
 from autopipe.core.backends.fused_runner import Runner
 from autopipe.core.backends.fused_weights import DecoderTensors, LayerTensors
@@ -24,7 +25,6 @@ from autopipe.core.kernels.native import (
     Segment,
     Team,
     can_screen,
-    default_threads,
     pack_matrix,
     pack_pair,
     pack_vector,
@@ -254,7 +254,7 @@ class NativeRunner(Runner):
         self.exact = True
         shape, dtype = weights.shape, weights.dtype
         self._shape, self._dtype = shape, dtype
-        self._threads = threads or default_threads()
+        self._threads = threads or usable_cores()
         self._weights = weights
         self.weight_bytes = self._weights.weight_bytes
         self._pages: list[Memory] = []

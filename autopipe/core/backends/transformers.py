@@ -17,6 +17,7 @@ from typing import Any
 
 import torch
 
+from autopipe.core.affinity import usable_cores
 from autopipe.core.backends.base import CostNotes, StageBackend
 from autopipe.core.backends.transformers_attention import NAME as ATTENTION
 from autopipe.core.backends.transformers_attention import QUERY_ROWS
@@ -27,7 +28,6 @@ from autopipe.core.backends.transformers_linear import KernelLinears, fits_kerne
 from autopipe.core.backends.transformers_moves import Moved, move_layers
 from autopipe.core.errors import ConfigError, ContextLengthError, RollbackError, UnsupportedModelError
 from autopipe.core.kernels.formats import WeightFormat
-from autopipe.core.kernels.native import default_threads
 from autopipe.core.models.spec import ModelSource
 from autopipe.core.plan import Dtype
 
@@ -153,10 +153,10 @@ class TransformersBackend(StageBackend):
     def set_threads(self, threads: int) -> None:
         """Compute with so many threads from now on; 0: all cores. With our kernels results do not change."""
         if self._linears is not None:
-            self._linears.team.set_threads(threads or default_threads())
+            self._linears.team.set_threads(threads or usable_cores())
             torch.set_num_threads(1)
         else:
-            torch.set_num_threads(threads or default_threads())
+            torch.set_num_threads(threads or usable_cores())
 
     def place(self, device_map: Mapping[str, int | str]) -> Moved:
         """Move layers, and what is cached of them, to other devices.

@@ -12,9 +12,10 @@ from typing import Any
 
 import torch
 
+from autopipe.core.affinity import usable_cores
 from autopipe.core.kernels import has_kernels, native
 from autopipe.core.kernels.formats import WeightFormat
-from autopipe.core.kernels.native import LANES, VECTOR_PADDING, Memory, Team, default_threads, pack_matrix
+from autopipe.core.kernels.native import LANES, VECTOR_PADDING, Memory, Team, pack_matrix
 from autopipe.core.kernels.quantise import pack_quantised, packed_bytes
 
 _MAX_ROWS = 256
@@ -88,7 +89,7 @@ class KernelTeam:
     """The threads shared by a model's `KernelLinear`s; may be replaced between forwards."""
 
     def __init__(self, threads: int | None) -> None:
-        self.team = Team(threads or default_threads())
+        self.team = Team(threads or usable_cores())
         # Looked up once: a forward makes hundreds of products, some of them shorter than a look-up.
         self._multiply = native._native().autopipe_matmul
         self._isa = native.isa_number(None)

@@ -7,6 +7,8 @@ import os
 import platform
 from pathlib import Path
 
+from autopipe.core.affinity import allowed_cores
+
 _NODES = Path("/sys/devices/system/node")
 _SET_MEMPOLICY = {"x86_64": 238, "aarch64": 237}
 """System call numbers (Linux: arch/x86/entry/syscalls/syscall_64.tbl, include/uapi/asm-generic/unistd.h)."""
@@ -63,6 +65,5 @@ def bind_memory(node: int) -> str | None:
 def cores_of(node: int) -> tuple[int, ...] | None:
     """The node's cores that this process may use; None: it has none, or the system does not say."""
     cores = numa_nodes().get(node, ())
-    if hasattr(os, "sched_getaffinity"):
-        cores = tuple(sorted(os.sched_getaffinity(0).intersection(cores)))
-    return cores or None
+    allowed = allowed_cores()
+    return (cores if allowed is None else tuple(sorted(allowed.intersection(cores)))) or None

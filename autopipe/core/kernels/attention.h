@@ -49,13 +49,13 @@ void append(const PageView<M>& view, int position, int kv_head, int head_dim, co
     C* values = view.values(page, kv_head);
     for (int first = 0; first < head_dim; first += kLanes) {
         const int count = head_dim - first < kLanes ? head_dim - first : kLanes;
-        C near[kLanes];
-        as_cached(near, key + first, count);
+        C cached[kLanes];
+        as_cached(cached, key + first, count);
         for (int i = 0; i < count; i += kPair)
-            std::memcpy(keys + packed_index<M>(first + i, slot % kLanes), near + i, kPair * sizeof(C));
-        as_cached(near, value + first, count);
+            std::memcpy(keys + packed_index<M>(first + i, slot % kLanes), cached + i, kPair * sizeof(C));
+        as_cached(cached, value + first, count);
         C* block = values + static_cast<size_t>(first / kLanes) * view.page_tokens * kLanes;
-        for (int i = 0; i < count; ++i) block[packed_index<M>(slot, i)] = near[i];
+        for (int i = 0; i < count; ++i) block[packed_index<M>(slot, i)] = cached[i];
     }
 }
 

@@ -112,25 +112,22 @@ class Forward {
         return {s_, m_.num_kv_heads, m_.page_tokens, layer, pass_.segments[job_.places[row].segment].pages};
     }
 
-    // Each thread takes the heads whose first block it computed: their numbers, and its part of the keys and values, are
-    // in its own cache and in no other thread's.
+    // Head by head, not row by row: a thread then mostly reads what it computed, and no other thread writes the lines of
+    // the cache that it writes, in which sixteen positions of a head are side by side.
     void rotate_and_append(const LayerWeights& w, int layer) {
-        const int d = m_.head_dim, rotated = m_.num_heads + m_.num_kv_heads, blocks = qkv_of(layer).blocks();
-        const Share share(blocks, thread_, threads_);
-        for (int head = 0; head < rotated; ++head) {
-            const int block = head * d / kLanes;
-            if (block < share.begin || block >= share.end) continue;
-            for (int row = 0; row < rows_; ++row) {
-                const int position = job_.places[row].position;
-                const float* cos = pass_.rope_cos + static_cast<size_t>(position) * (d / 2);
-                const float* sin = pass_.rope_sin + static_cast<size_t>(position) * (d / 2);
-                float* x = ws_.qkv + static_cast<size_t>(row) * s_.qkv_stride + head * d;
-                if (head < m_.num_heads) {
-                    rotate_head(x, w.q_norm, d, m_.norm_epsilon, cos, sin, m_.attention_scale);
-                } else {
-                    rotate_head(x, w.k_norm, d, m_.norm_epsilon, cos, sin, 1.0f);
-                    append(view(layer, row), position, head - m_.num_heads, d, x, x + m_.num_kv_heads * d);
-                }
+        const int d = m_.head_dim;
+        const Share share((m_.num_heads + m_.num_kv_heads) * rows_, thread_, threads_);
+        for (int unit = share.begin; unit < share.end; ++unit) {
+            const int head = unit / rows_, row = unit % rows_;
+            const int position = job_.places[row].position;
+            const float* cos = pass_.rope_cos + static_cast<size_t>(position) * (d / 2);
+            const float* sin = pass_.rope_sin + static_cast<size_t>(position) * (d / 2);
+            float* x = ws_.qkv + static_cast<size_t>(row) * s_.qkv_stride + head * d;
+            if (head < m_.num_heads) {
+                rotate_head(x, w.q_norm, d, m_.norm_epsilon, cos, sin, m_.attention_scale);
+            } else {
+                rotate_head(x, w.k_norm, d, m_.norm_epsilon, cos, sin, 1.0f);
+                append(view(layer, row), position, head - m_.num_heads, d, x, x + m_.num_kv_heads * d);
             }
         }
     }

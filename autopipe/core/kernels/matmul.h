@@ -53,8 +53,9 @@ struct Widened {
     static Vec accumulate_first(Vec acc, const Loaded& w, Vec x) { return fma(w.even, x, acc); }
 };
 
-// One tile: R rows times N blocks; sums to out[R][N][16]. `ahead`: `Ahead` blocks to fetch meanwhile.
-template <class M, int R, int N, int Ahead>
+// One tile: R rows times N blocks; sums to out[R][N][16]. `ahead`: where the `Fetched` blocks begin that are fetched
+// meanwhile.
+template <class M, int R, int N, int Fetched>
 void tile(const typename M::Activation* x, size_t x_stride, const typename M::Weight* w, int steps, const char* ahead,
           float* out) {
     const size_t block = static_cast<size_t>(steps) * M::kInputs * kLanes;
@@ -67,7 +68,7 @@ void tile(const typename M::Activation* x, size_t x_stride, const typename M::We
 #pragma GCC unroll 4
         for (int b = 0; b < N; ++b) {
             weights[b] = M::load_weights(w + b * block + k * kStep);
-            if (b < Ahead) __builtin_prefetch(ahead + (b * block + k * kStep) * sizeof(typename M::Weight), 0, 2);
+            if (b < Fetched) __builtin_prefetch(ahead + (b * block + k * kStep) * sizeof(typename M::Weight), 0, 2);
         }
 #pragma GCC unroll 12
         for (int r = 0; r < R; ++r) {

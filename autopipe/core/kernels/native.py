@@ -7,7 +7,6 @@ backend); structs mirror kernels/model.h.
 from __future__ import annotations
 
 import ctypes
-import os
 from collections.abc import Sequence
 from ctypes import POINTER, Structure, c_float, c_int32, c_int64, c_size_t, c_void_p
 from dataclasses import dataclass
@@ -94,13 +93,6 @@ def _native() -> ctypes.CDLL:
         function = getattr(native, name)
         function.restype, function.argtypes = result, arguments
     return native
-
-
-def default_threads() -> int:
-    """Cores this process may use."""
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
 
 
 class Memory:

@@ -1,5 +1,9 @@
 // Sixteen floats in one AVX-512 register. Included inside an isa_*.cpp, after its target pragma.
 
+#if defined(__GNUC__) && !defined(__clang__)
+#pragma GCC diagnostic ignored "-Wuninitialized"  // GCC 12, in its own intrinsics
+#endif
+
 constexpr int kMaxTileRows = 12;   // 12 rows x 2 blocks: 24 of 32 registers accumulate
 constexpr int kWideTileRows = 3;   // up to so many rows take 4 blocks at once, to hide the latency of fma
 constexpr int kWideBlocks = 4;

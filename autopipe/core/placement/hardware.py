@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import logging
-import os
 import re
 from pathlib import Path
 from typing import Annotated, Any
 
 from pydantic import Field
 
+from autopipe.core.affinity import usable_cores
 from autopipe.core.config import UserModel, load_yaml
 from autopipe.core.errors import ConfigError
 from autopipe.core.plan import Dtype
@@ -208,7 +208,7 @@ def _on_this_machine(devices: list[Device]) -> Hardware:
 def _local_cpu() -> Device:
     import psutil
 
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    cores = usable_cores()
     spec = DeviceKind(
         memory_gib=psutil.virtual_memory().available / GIB,
         gb_per_s=min(16.0 * cores, 100.0),

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import os
 import threading
 import time
 from collections import deque
@@ -11,6 +10,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from types import TracebackType
 
+from autopipe.core.affinity import usable_cores
 from autopipe.core.errors import ConfigError
 from autopipe.core.telemetry.energy import EnergyMeter, PowerIntegral
 from autopipe.core.telemetry.snapshot import DeviceInfo, DeviceSnapshot, Snapshot
@@ -31,13 +31,6 @@ def sampling_delay_s(interval_s: float, sweep_s: float, cpu_s: float, cpu_budget
     the driver busy at most half of the time.
     """
     return max(interval_s, cpu_s / cpu_budget, 2 * sweep_s) - sweep_s
-
-
-def _num_cores() -> int:
-    """Cores this process may use."""
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
 
 
 class Sampler:
@@ -69,7 +62,7 @@ class Sampler:
         if history < 2:
             raise ConfigError("telemetry.history", history, "at least 2 snapshots")
         if cpu_budget is None:
-            cpu_budget = min(1.0, _BUDGET_PER_CORE * _num_cores())
+            cpu_budget = min(1.0, _BUDGET_PER_CORE * usable_cores())
         if not 0 < cpu_budget <= 1:
             raise ConfigError("telemetry.cpu_budget", cpu_budget, "above 0, at most 1")
         if sources is None:
