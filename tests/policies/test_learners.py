@@ -225,6 +225,19 @@ def test_what_is_measured_while_a_search_disturbs_is_not_held_against_a_plan() -
     assert int(chosen[0]) != 4
 
 
+def test_the_planner_has_its_searcher_get_ready_before_the_first_interval() -> None:
+    prepared = list[SearchProblem]()
+
+    class Searcher(InlineSearcher):
+        def prepare(self, problem: SearchProblem) -> None:
+            prepared.append(problem)
+
+    searcher, made = Searcher(), situation()
+    PlannerPolicy(searcher).reset(made)
+    assert [problem.spaces for problem in prepared] == [made.codec.spaces]
+    assert not searcher.busy
+
+
 def test_a_search_is_no_excuse_for_long(monkeypatch: pytest.MonkeyPatch) -> None:
     searcher = ProcessSearcher()
     monkeypatch.setattr(searcher, "_search", lambda *work: None)  # one that never ends

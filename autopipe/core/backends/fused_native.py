@@ -194,7 +194,7 @@ class PackedDecoder:
         return packed.transpose(1, 2).reshape(blocks * LANES, steps * per_step)[: s.vocab, : s.hidden]
 
     def model(self, team: Team, page_tokens: int) -> NativeModel:
-        """The decoder bound to a team, its KV cache in pages of `page_tokens` positions (a multiple of 16)."""
+        """The decoder bound to a team, its KV cache in pages of `page_tokens` positions (a multiple of 32)."""
         s = self.shape
         return NativeModel(
             ModelShape(

@@ -168,7 +168,7 @@ void attend(const PageView<M>& view, int kv_head, const float* const* queries, c
         const typename M::Cache* keys = view.keys(page, kv_head) + static_cast<size_t>(slot) * head_dim;
         float* here[H];
         for (int h = 0; h < H; ++h) here[h] = scores[h] + key;
-        if (key + kLanes < longest && slot + kLanes < view.page_tokens) {
+        if (key + kLanes < longest) {  // both on this page: a page is whole pairs of blocks
             score_blocks<M, H, 2>(queries, keys, head_dim, here);
             key += 2 * kLanes;
         } else {

@@ -40,7 +40,7 @@ struct ModelDescription {
     int32_t num_kv_heads;
     int32_t head_dim;
     int32_t vocab;
-    int32_t page_tokens;      // positions per KV page, a multiple of 16
+    int32_t page_tokens;      // positions per KV page, a multiple of 32
     float norm_epsilon;
     float attention_scale;
     const LayerWeights* layers;

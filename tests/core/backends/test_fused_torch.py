@@ -148,3 +148,11 @@ def test_without_a_graph_it_goes_on_operation_by_operation_and_says_so(caplog):
     assert runner.shortfalls == ("no CUDA graphs: operation not permitted when stream is capturing",)
     assert caplog.text.count("no CUDA graphs") == 1
     assert eager.shortfalls == ()
+
+
+def test_the_backend_passes_on_what_its_runner_could_not_do(no_kernels: Any) -> None:
+    model = tiny_model()
+    backend = FusedBackend(model.config, tiny_state(model), dtype=torch.float32)
+    assert backend.shortfalls == ()
+    backend._runner.shortfalls = ("no CUDA graphs: none",)
+    assert backend.shortfalls == ("no CUDA graphs: none",)

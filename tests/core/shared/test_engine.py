@@ -66,6 +66,15 @@ def test_each_of_many_requests_gets_its_own_answer(engine: SharedEngine) -> None
         assert outcome.stats.ttft_s is not None
 
 
+def test_the_worker_is_bound_to_the_cores_of_its_plan() -> None:
+    core = min(os.sched_getaffinity(0))
+    bare = plan(drafter=False)
+    bound = bare.replace(chain=[bare.target.replace(cores=(core,))])
+    with SharedEngine(bound) as engine:
+        assert len(text(submit(engine))) == 40
+        assert psutil.Process(engine.worker_ids["target"]).cpu_affinity() == [core]
+
+
 def test_requests_run_at_the_same_time(engine: SharedEngine) -> None:
     handles = [submit(engine, 100_000) for _ in range(3)]
     wait_until(lambda: engine.num_running == 3)
