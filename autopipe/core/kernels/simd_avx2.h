@@ -50,12 +50,9 @@ inline void widen(const uint16_t* p, Vec& even, Vec& odd) {
 inline __m256i rounded_half(__m256 a) {
     const __m256i bits = _mm256_castps_si256(a), high = _mm256_srli_epi32(bits, 16);
     const __m256i odd = _mm256_and_si256(high, _mm256_set1_epi32(1));
-    const __m256i rounded =
-        _mm256_srli_epi32(_mm256_add_epi32(bits, _mm256_add_epi32(odd, _mm256_set1_epi32(0x7fff))), 16);
-    const __m256i quiet = _mm256_or_si256(high, _mm256_set1_epi32(0x40));
-    return _mm256_blendv_epi8(rounded, quiet, _mm256_castps_si256(_mm256_cmp_ps(a, a, _CMP_UNORD_Q)));
+    return _mm256_srli_epi32(_mm256_add_epi32(bits, _mm256_add_epi32(odd, _mm256_set1_epi32(0x7fff))), 16);
 }
-// Rounded to nearest, ties to even; a NaN stays one.
+// Rounded to nearest, ties to even. A NaN comes from bf16 numbers or is made by the CPU: its lower half is zero, it stays one.
 inline void store_bf16(uint16_t* p, Vec a) {
     const __m256i packed = _mm256_packus_epi32(rounded_half(a.lo), rounded_half(a.hi));  // by halves of 128 bits
     _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), _mm256_permute4x64_epi64(packed, 0xd8));
