@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
 from pathlib import Path
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
@@ -11,6 +12,7 @@ os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 import pytest
 import torch
 
+from autopipe import AutoPipe, Plan
 from tests.tiny import save_tiny
 
 
@@ -32,3 +34,13 @@ def empty_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     folder = tmp_path / "cache"
     monkeypatch.setenv("AUTOPIPE_CACHE", str(folder))
     return folder
+
+
+@pytest.fixture(scope="module")
+def pipe(tiny_folder: Path) -> Iterator[AutoPipe]:
+    """An n-gram drafter in front of a tiny model, in lockstep."""
+    plan = Plan.parse(
+        {"chain": [{"model": "ngram", "ngram": {"gate": False}}, {"model": str(tiny_folder)}], "mode": "lockstep"}
+    )
+    with AutoPipe.from_plan(plan) as pipe:
+        yield pipe

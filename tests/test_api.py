@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,15 +15,6 @@ from autopipe.core.errors import AutoPipeError, ContextLengthError, EngineClosed
 from tests.tiny import VOCAB_SIZE, save_tiny, tiny_tokenizer
 
 PROMPT = "The quick brown fox"
-
-
-@pytest.fixture(scope="module")
-def pipe(tiny_folder: Path) -> Iterator[AutoPipe]:
-    plan = Plan.parse(
-        {"chain": [{"model": "ngram", "ngram": {"gate": False}}, {"model": str(tiny_folder)}], "mode": "lockstep"}
-    )
-    with AutoPipe.from_plan(plan) as pipe:
-        yield pipe
 
 
 @pytest.fixture(scope="module")

@@ -25,15 +25,6 @@ from autopipe.core.telemetry import (
 PROMPT = "The quick brown fox"
 
 
-@pytest.fixture(scope="module")
-def pipe(tiny_folder: Path) -> Iterator[AutoPipe]:
-    plan = Plan.parse(
-        {"chain": [{"model": "ngram", "ngram": {"gate": False}}, {"model": str(tiny_folder)}], "mode": "lockstep"}
-    )
-    with AutoPipe.from_plan(plan) as pipe:
-        yield pipe
-
-
 def test_a_trace_has_a_lane_per_stage(pipe: AutoPipe, tmp_path: Path) -> None:
     pipe.generate(PROMPT, max_new_tokens=12, trace=tmp_path / "trace.json")
     events = json.loads((tmp_path / "trace.json").read_text())["traceEvents"]
