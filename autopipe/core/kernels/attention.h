@@ -67,14 +67,7 @@ void score_blocks(const float* const* queries, const typename M::Cache* keys, in
     Vec acc[H][N];
     for (int h = 0; h < H; ++h)
         for (int b = 0; b < N; ++b) acc[h][b] = zero();
-    for (int i = 0; i < head_dim; i += C::kInputs) {
-        typename C::Loaded loaded[N];
-        for (int b = 0; b < N; ++b) loaded[b] = C::load_weights(keys + b * block + i * kLanes);
-        for (int h = 0; h < H; ++h) {
-            const typename C::Input input = C::load_input(queries[h] + i);
-            for (int b = 0; b < N; ++b) acc[h][b] = C::accumulate(acc[h][b], loaded[b], input);
-        }
-    }
+    for (int i = 0; i < head_dim; i += C::kInputs) add_blocks<C>(acc, keys + i * kLanes, block, queries, i);
     for (int h = 0; h < H; ++h)
         for (int b = 0; b < N; ++b) store(scores[h] + b * kLanes, acc[h][b]);
 }
@@ -103,10 +96,7 @@ inline void weigh(Vec (&acc)[H][N], const float* const* scores, const typename M
     using C = typename M::CacheMode;
     int i = begin;
     for (; i + C::kInputs <= end; i += C::kInputs) {
-        for (int b = 0; b < N; ++b) {
-            const typename C::Loaded loaded = C::load_weights(values + b * block_stride + i * kLanes);
-            for (int h = 0; h < H; ++h) acc[h][b] = C::accumulate(acc[h][b], loaded, C::load_input(scores[h] + i));
-        }
+        for (int b = 0; b < N; ++b) add_block<C>(acc, b, values + b * block_stride + i * kLanes, scores, i);
     }
     if (i < end) {  // half a pair: the position after it is not this row's to see
         for (int b = 0; b < N; ++b) {
@@ -168,9 +158,9 @@ void attend(const PageView<M>& view, int kv_head, const float* const* queries, c
         const typename M::Cache* keys = view.keys(page, kv_head) + static_cast<size_t>(slot) * head_dim;
         float* here[H];
         for (int h = 0; h < H; ++h) here[h] = scores[h] + key;
-        if (key + kLanes < longest) {  // both on this page: a page is whole pairs of blocks
-            score_blocks<M, H, 2>(queries, keys, head_dim, here);
-            key += 2 * kLanes;
+        if (kKeyBlocks == 2 && key + kLanes < longest) {  // both on this page: a page is whole pairs of blocks
+            score_blocks<M, H, kKeyBlocks>(queries, keys, head_dim, here);
+            key += kKeyBlocks * kLanes;
         } else {
             score_blocks<M, H, 1>(queries, keys, head_dim, here);
             key += kLanes;
@@ -180,8 +170,8 @@ void attend(const PageView<M>& view, int kv_head, const float* const* queries, c
     for (int h = 0; h < H; ++h) sums[h] = soften(scores[h], limits[h]);
     const int blocks = view.sizes.value_blocks;
     int block = 0;
-    for (; block + 4 <= blocks; block += 4)
-        weigh_values<M, H, 4>(view, kv_head, block, limits, scores, sums, head_dim, out);
+    for (; block + kValueBlocks <= blocks; block += kValueBlocks)
+        weigh_values<M, H, kValueBlocks>(view, kv_head, block, limits, scores, sums, head_dim, out);
     for (; block < blocks; ++block)
         weigh_values<M, H, 1>(view, kv_head, block, limits, scores, sums, head_dim, out);
 }

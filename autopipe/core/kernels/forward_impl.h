@@ -156,12 +156,12 @@ class Forward {
         float* own_scores = ws_.scores + thread_ * kHeadTile * ws_.score_stride;
         for (int unit = first_pair(thread_); unit < end;) {
             const int kv_head = unit / per_kv_head, first = (unit - kv_head * per_kv_head) / group;
-            const float* queries[kHeadTile];
-            float* scores[kHeadTile];
-            X* out[kHeadTile];
-            int limits[kHeadTile];
+            const float* queries[kPairs];
+            float* scores[kPairs];
+            X* out[kPairs];
+            int limits[kPairs];
             int count = 0;
-            for (; count < kHeadTile && unit + count < end; ++count) {
+            for (; count < kPairs && unit + count < end; ++count) {
                 const int within = unit + count - kv_head * per_kv_head;
                 const int row = within / group, head = kv_head * group + within % group;
                 if (row == rows_ || job_.places[row].segment != job_.places[first].segment) break;
@@ -170,7 +170,7 @@ class Forward {
                 out[count] = static_cast<X*>(ws_.attended) + static_cast<size_t>(row) * s_.attended_stride + head * d;
                 limits[count] = job_.places[row].position + 1;
             }
-            attend_pairs<M, kHeadTile>(count, view(layer, first), kv_head, queries, limits, scores, d, out);
+            attend_pairs<M, kPairs>(count, view(layer, first), kv_head, queries, limits, scores, d, out);
             unit += count;
         }
     }

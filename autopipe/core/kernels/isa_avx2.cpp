@@ -25,6 +25,8 @@ namespace {
 
 #include "simd_avx2.h"
 #include "elementwise.h"
+#include "weights.h"
+#include "tiles_avx2.h"
 #include "matmul.h"
 #include "simd_int_avx2.h"
 #include "quantised.h"

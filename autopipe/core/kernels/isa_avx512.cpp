@@ -22,6 +22,8 @@ namespace {
 
 #include "simd_avx512.h"
 #include "elementwise.h"
+#include "weights.h"
+#include "tiles_avx512.h"
 #include "matmul.h"
 #include "attention.h"
 #define AUTOPIPE_SCREENS 0

@@ -26,6 +26,8 @@ namespace {
 
 #include "simd_avx512.h"
 #include "elementwise.h"
+#include "weights.h"
+#include "tiles_avx512.h"
 #include "matmul.h"
 #include "simd_vnni.h"
 #include "quantised.h"

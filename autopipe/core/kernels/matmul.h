@@ -1,114 +1,6 @@
 // Products of a few rows with packed weights. Each (row, output) is one chain of fused multiply-adds over the inputs in
-// order, whatever the number of rows, their tiling or the thread: hence the same bits. Included inside an isa_*.cpp.
-
-// fp32 weights [blocks][inputs][16], fp32 activations.
-struct Fp32 {
-    using Weight = float;
-    using Activation = float;
-    using Embedding = float;
-    using Cache = float;
-    using CacheMode = Fp32;            // how attention reads the cache
-    using Head = Fp32;                 // how the output head is packed
-    static constexpr bool kQuantised = false;
-    static constexpr int kInputs = 1;  // inputs per step
-    static constexpr int kCacheInputs = 1;
-    struct Loaded {
-        Vec w;
-    };
-    static Loaded load_weights(const float* p) { return {load(p)}; }
-    struct Input {
-        Vec x;
-    };
-    static Input load_input(const float* p) { return {splat(p[0])}; }
-    static Vec accumulate(Vec acc, const Loaded& w, const Input& x) { return fma(w.w, x.x, acc); }
-    static Vec accumulate_first(Vec acc, const Loaded& w, Vec x) { return fma(w.w, x, acc); }
-};
-
-// bf16 weights [blocks][inputs/2][16][2] widened on the fly, fp32 activations.
-struct Widened {
-    using Weight = uint16_t;
-    using Activation = float;
-    using Embedding = uint16_t;
-    using Cache = uint16_t;
-    using CacheMode = Widened;
-    using Head = Widened;
-    static constexpr bool kQuantised = false;
-    static constexpr int kInputs = 2;
-    static constexpr int kCacheInputs = 2;
-    struct Loaded {
-        Vec even, odd;
-    };
-    static Loaded load_weights(const uint16_t* p) {
-        Loaded w;
-        widen(p, w.even, w.odd);
-        return w;
-    }
-    struct Input {
-        Vec even, odd;
-    };
-    static Input load_input(const float* p) { return {splat(p[0]), splat(p[1])}; }
-    static Vec accumulate(Vec acc, const Loaded& w, const Input& x) {
-        return fma(w.odd, x.odd, fma(w.even, x.even, acc));
-    }
-    static Vec accumulate_first(Vec acc, const Loaded& w, Vec x) { return fma(w.even, x, acc); }
-};
-
-// One tile: R rows times N blocks; sums to out[R][N][16]. `ahead`: where the `Fetched` blocks begin that are fetched
-// meanwhile.
-template <class M, int R, int N, int Fetched>
-void tile(const typename M::Activation* x, size_t x_stride, const typename M::Weight* w, int steps, const char* ahead,
-          float* out) {
-    const size_t block = static_cast<size_t>(steps) * M::kInputs * kLanes;
-    constexpr int kStep = M::kInputs * kLanes;
-    Vec acc[R][N];
-    for (int r = 0; r < R; ++r)
-        for (int b = 0; b < N; ++b) acc[r][b] = zero();
-    for (int k = 0; k < steps; ++k) {
-        typename M::Loaded weights[N];
-#pragma GCC unroll 4
-        for (int b = 0; b < N; ++b) {
-            weights[b] = M::load_weights(w + b * block + k * kStep);
-            if (b < Fetched) __builtin_prefetch(ahead + (b * block + k * kStep) * sizeof(typename M::Weight), 0, 2);
-        }
-#pragma GCC unroll 12
-        for (int r = 0; r < R; ++r) {
-            const typename M::Input input = M::load_input(x + r * x_stride + k * M::kInputs);
-#pragma GCC unroll 4
-            for (int b = 0; b < N; ++b) acc[r][b] = M::accumulate(acc[r][b], weights[b], input);
-        }
-    }
-    for (int r = 0; r < R; ++r)
-        for (int b = 0; b < N; ++b) store(out + (r * N + b) * kLanes, acc[r][b]);
-}
-
-// What a tile fetches for the next ones. Where several tiles of rows read the same blocks, each fetches a part: memory
-// is the slower, so it must not pause while rows are computed.
-struct Ahead {
-    const char* from;
-    int blocks;
-
-    // Of tile `tile` of `tiles` that read the same `count` blocks of `block_bytes`.
-    static Ahead part(const char* next, int tile, int tiles, int count, size_t block_bytes) {
-        if (next == nullptr) return {nullptr, 0};
-        if (tiles == 1) return {next, count};
-        return {next + tile * block_bytes, tile < count ? 1 : 0};
-    }
-};
-
-template <class M, int N, int R>
-void tile_of_rows(int rows, const typename M::Activation* x, size_t x_stride, const typename M::Weight* w, int steps,
-                  const Ahead& ahead, float* out) {
-    if (rows == R) {
-        if (ahead.blocks == N)
-            tile<M, R, N, N>(x, x_stride, w, steps, ahead.from, out);
-        else if (ahead.blocks == 1)
-            tile<M, R, N, 1>(x, x_stride, w, steps, ahead.from, out);
-        else
-            tile<M, R, N, 0>(x, x_stride, w, steps, nullptr, out);
-    } else if constexpr (R > 1) {
-        tile_of_rows<M, N, R - 1>(rows, x, x_stride, w, steps, ahead, out);
-    }
-}
+// order, whatever the number of rows, their tiling or the thread: hence the same bits. Included inside an isa_*.cpp,
+// after its tiles_*.h.
 
 // What thread `thread` of `threads` computes of `count` units: [begin, end).
 struct Share {
@@ -172,14 +64,14 @@ void multiply_plain(const typename M::Activation* x, size_t x_stride, int rows, 
         for (int row = 0; row < rows; row += most_rows) {
             const int height = rows - row < most_rows ? rows - row : most_rows;
             const typename M::Activation* tile_x = x + row * x_stride;
-            const Ahead part = Ahead::part(ahead, row / most_rows, tiles, count, block_bytes);
+            const Fetch fetch{ahead, row / most_rows, tiles, count, block_bytes};
             if (kWideTileRows > 0 && count == kWideBlocks && kWideBlocks != kBlocks)
                 tile_of_rows<M, kWideBlocks, (kWideTileRows > 0 ? kWideTileRows : 1)>(height, tile_x, x_stride, w,
-                                                                                      steps, part, sums);
+                                                                                      steps, fetch, sums);
             else if (count == kBlocks)
-                tile_of_rows<M, kBlocks, kMaxTileRows>(height, tile_x, x_stride, w, steps, part, sums);
+                tile_of_rows<M, kBlocks, kMaxTileRows>(height, tile_x, x_stride, w, steps, fetch, sums);
             else
-                tile_of_rows<M, 1, kMaxTileRows>(height, tile_x, x_stride, w, steps, part, sums);
+                tile_of_rows<M, 1, kMaxTileRows>(height, tile_x, x_stride, w, steps, fetch, sums);
             for (int r = 0; r < height; ++r) epilogue(row + r, block, count, sums + r * count * kLanes);
         }
         block += count;

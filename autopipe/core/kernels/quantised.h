@@ -100,10 +100,10 @@ struct QuantisedRows {
     }
 };
 
-constexpr int kMaxQuantisedRows = 6;  // rows x 2 blocks: 12 integer and 12 float accumulators
-
+// R rows times N blocks; sums to out[R][of][16], from the first block's on.
 template <class M, int R, int N>
-void quantised_tile(const QuantisedRows<M>& x, int row, const uint8_t* w, size_t block, const Ahead& ahead, float* out) {
+void quantised_tile(const QuantisedRows<M>& x, int row, const uint8_t* w, size_t block, const Ahead& ahead, float* out,
+                    int of) {
     const size_t head = scale_bytes<M>(x.groups), group_bytes = M::kGroup / M::kInputs * 64;
     Vec acc[R][N];
     for (int r = 0; r < R; ++r)
@@ -138,16 +138,21 @@ void quantised_tile(const QuantisedRows<M>& x, int row, const uint8_t* w, size_t
         }
     }
     for (int r = 0; r < R; ++r)
-        for (int b = 0; b < N; ++b) store(out + (r * N + b) * kLanes, acc[r][b]);
+        for (int b = 0; b < N; ++b) store(out + (r * of + b) * kLanes, acc[r][b]);
 }
 
 template <class M, int N, int R>
 void quantised_tile_of_rows(int rows, const QuantisedRows<M>& x, int row, const uint8_t* w, size_t block,
                             const Ahead& ahead, float* out) {
-    if (rows == R)
-        quantised_tile<M, R, N>(x, row, w, block, ahead, out);
-    else if constexpr (R > 1)
+    if (rows == R) {
+        constexpr int kAtOnce = kQuantisedBlocks < N ? kQuantisedBlocks : N;
+        for (int b = 0; b < N; b += kAtOnce) {
+            const Ahead part = ahead.of(b, kAtOnce, block);
+            quantised_tile<M, R, kAtOnce>(x, row, w + b * block, block, part, out + b * kLanes, N);
+        }
+    } else if constexpr (R > 1) {
         quantised_tile_of_rows<M, N, R - 1>(rows, x, row, w, block, ahead, out);
+    }
 }
 
 // As multiply in matmul.h, of rows that are quantised already.
@@ -165,7 +170,7 @@ void multiply_filled(const QuantisedRows<M>& quantised, int rows, const Matrix<M
         const char* ahead = block + count >= share.end ? next : reinterpret_cast<const char*>(w + count * block_bytes);
         for (int row = 0; row < rows; row += most_rows) {
             const int height = rows - row < most_rows ? rows - row : most_rows;
-            const Ahead part = Ahead::part(ahead, row / most_rows, tiles, count, block_bytes);
+            const Ahead part(Fetch{ahead, row / most_rows, tiles, count, block_bytes});
             if (count == kBlocks)
                 quantised_tile_of_rows<M, kBlocks, kMaxQuantisedRows>(height, quantised, row, w, block_bytes, part, sums);
             else

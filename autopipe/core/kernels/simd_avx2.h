@@ -1,10 +1,5 @@
 // Sixteen floats in two AVX2 registers. Included inside isa_avx2.cpp, after its target pragma.
 
-constexpr int kMaxTileRows = 2;  // 2 rows x 2 blocks: 8 of 16 registers accumulate
-constexpr int kWideTileRows = 0;
-constexpr int kWideBlocks = 2;
-constexpr int kBlocks = 2;
-
 struct Vec {
     __m256 lo, hi;
 };
@@ -45,6 +40,17 @@ inline void widen(const uint16_t* p, Vec& even, Vec& odd) {
     const __m256i upper = _mm256_set1_epi32(static_cast<int>(0xffff0000u));
     even = {_mm256_castsi256_ps(_mm256_slli_epi32(lo, 16)), _mm256_castsi256_ps(_mm256_slli_epi32(hi, 16))};
     odd = {_mm256_castsi256_ps(_mm256_and_si256(lo, upper)), _mm256_castsi256_ps(_mm256_and_si256(hi, upper))};
+}
+
+// The even ones (0) or the odd ones (1) alone.
+template <int Input>
+inline Vec widen_one(const uint16_t* p) {
+    const __m256i lo = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p));
+    const __m256i hi = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p + 16));
+    if constexpr (Input == 0)
+        return {_mm256_castsi256_ps(_mm256_slli_epi32(lo, 16)), _mm256_castsi256_ps(_mm256_slli_epi32(hi, 16))};
+    const __m256i upper = _mm256_set1_epi32(static_cast<int>(0xffff0000u));
+    return {_mm256_castsi256_ps(_mm256_and_si256(lo, upper)), _mm256_castsi256_ps(_mm256_and_si256(hi, upper))};
 }
 
 inline __m256i rounded_half(__m256 a) {

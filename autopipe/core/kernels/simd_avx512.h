@@ -4,11 +4,6 @@
 #pragma GCC diagnostic ignored "-Wuninitialized"  // GCC 12, in its own intrinsics
 #endif
 
-constexpr int kMaxTileRows = 12;   // 12 rows x 2 blocks: 24 of 32 registers accumulate
-constexpr int kWideTileRows = 3;   // up to so many rows take 4 blocks at once, to hide the latency of fma
-constexpr int kWideBlocks = 4;
-constexpr int kBlocks = 2;
-
 struct Vec {
     __m512 v;
 };
@@ -40,6 +35,14 @@ inline void widen(const uint16_t* p, Vec& even, Vec& odd) {
     const __m512i w = _mm512_loadu_si512(p);
     even.v = _mm512_castsi512_ps(_mm512_slli_epi32(w, 16));
     odd.v = _mm512_castsi512_ps(_mm512_and_si512(w, _mm512_set1_epi32(static_cast<int>(0xffff0000u))));
+}
+
+// One input of the pair alone: 0 the even ones, 1 the odd ones.
+template <int Input>
+inline Vec widen_one(const uint16_t* p) {
+    Vec even, odd;
+    widen(p, even, odd);
+    return Input == 0 ? even : odd;
 }
 
 // Rounded to nearest, ties to even. A NaN comes from bf16 numbers or is made by the CPU: its lower half is zero, it stays one.
