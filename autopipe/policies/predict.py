@@ -72,10 +72,21 @@ class Machine:
 
 @dataclass(frozen=True, slots=True)
 class _Group:
-    """Candidates whose output of one stage follows from one formula: `places` among all, int64 [m]."""
+    """Candidates whose output of one stage follows from one formula: `places` among all, int64 [m].
 
-    slot: int
+    Many are the same to the formula. `cases` are places of one of each kind, int64 [c]; `case_of`, [m], finds it.
+    """
+
     places: NDArray[np.int64]
+    cases: NDArray[np.int64]
+    case_of: NDArray[np.int64]
+
+    @classmethod
+    def of(cls, mask: NDArray[np.bool_], *same: NDArray[np.int64]) -> _Group:
+        """Those in `mask`; `same`: what two candidates must have in common, [n] each."""
+        places = np.flatnonzero(mask)
+        _, first, case_of = np.unique(np.stack(same)[:, places], axis=1, return_index=True, return_inverse=True)
+        return cls(places, places[first], case_of.reshape(-1))
 
 
 class Predictor:
@@ -94,6 +105,7 @@ class Predictor:
         """Sort every stage of every candidate by what feeds it."""
         plans, count = self.plans, len(self.plans)
         fed, by_ngram = np.zeros(count, dtype=np.bool_), np.zeros(count, dtype=np.bool_)
+        window = np.zeros(count, dtype=np.int64)  # of what feeds it: with the adapter, all that n-grams differ in
         for slot in range(self._slots + 1):
             member = np.ones(count, dtype=np.bool_) if slot == self._slots else plans.member[slot]
             self._members.append(np.flatnonzero(member))
@@ -107,9 +119,11 @@ class Predictor:
                     (self._locked, plain_feed & ~plans.is_async),
                     (self._streamed, plain_feed & plans.is_async),
                 ):
-                    groups.append(_Group(slot, np.flatnonzero(member & mask)))
+                    groups.append(_Group.of(member & mask, plans.adapter, window))
                 by_ngram &= ~member
             fed |= member
+            if slot < self._slots:
+                window[member] = plans.window[slot][member]
 
     def seconds_per_token(self, agreement: Floats, slow_down: Floats, contention: float = 1.0) -> Floats:
         """Seconds per token under each candidate, [n].
@@ -146,9 +160,10 @@ class Predictor:
             clash: slow-down while another stage computes.
         """
         token_s[self._alone[stage].places] = table[1]
-        at = self._gated[stage].places
-        if len(at):
-            token_s[at] = _gated_s(table, agrees[at], window[at], self.machine.persistence)
+        gated = self._gated[stage]
+        if len(gated.places):
+            seconds = _gated_s(table, agrees[gated.cases], window[gated.cases], self.machine.persistence)
+            token_s[gated.places] = seconds[gated.case_of]
         at = self._locked[stage].places
         if len(at):
             drafts = window[at]
@@ -162,13 +177,12 @@ class Predictor:
 
 def _gated_s(table: Floats, agrees: Floats, window: Floats, persistence: float) -> Floats:
     """Fed by an n-gram drafter, which takes no time and offers as many drafts as pay, up to the window."""
-    cases, case_of = np.unique(np.stack([agrees, window]), axis=1, return_inverse=True)
-    share, most = cases[0][None, :], cases[1][None, :]
+    share, most = agrees[None, :], window[None, :]
     counts = np.arange(1, int(most.max()) + 1)[:, None]  # [drafts, 1]
     first, more = _run_start(share, counts.astype(np.float64), persistence)
     seconds = table[counts + 1] / (1 + _expected(first, more, counts.astype(np.float64)))
     seconds = np.where(counts <= most, seconds, np.inf)
-    best: Floats = np.minimum(seconds.min(axis=0), table[1])[case_of.reshape(-1)]
+    best: Floats = np.minimum(seconds.min(axis=0), table[1])
     return best
 
 

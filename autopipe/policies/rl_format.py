@@ -12,7 +12,7 @@ import json
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import Field
 
@@ -34,7 +34,6 @@ class PolicyHeader(UserModel):
         spaces: what fixes observations and actions; another environment's must be equal.
         feature_size: length of the feature vector; nvec: of the action.
         layers: sizes of the network's layers, features first, logits last.
-        hidden_size: of the recurrent layer; 0: none.
         normalised: whether `mean` and `std` are subtracted and divided by.
         algorithm: what trained it; timesteps: for how long.
         profile_hash: of the scenarios and randomisation it was trained on.
@@ -46,7 +45,7 @@ class PolicyHeader(UserModel):
     feature_size: int = Field(ge=1)
     nvec: tuple[int, ...]
     layers: tuple[int, ...] = Field(min_length=2)
-    activation: str = "tanh"
+    activation: Literal["tanh", "relu"] = "tanh"
     normalised: bool = True
     algorithm: str = "maskable-ppo"
     timesteps: int = Field(default=0, ge=0)

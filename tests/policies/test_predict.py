@@ -5,7 +5,7 @@ from autopipe.envs import EnvConfig
 from autopipe.envs.menu import ActionCodec
 from autopipe.envs.prompt_kinds import PromptKind
 from autopipe.envs.world import SimWorld
-from autopipe.policies.candidates import candidates
+from autopipe.policies.candidates import as_candidates, candidates
 from autopipe.policies.predict import Machine, Predictor
 from tests.envs.scenes import pipeline, scenario
 from tests.policies.helpers import action
@@ -80,6 +80,17 @@ def test_a_slow_drafter_slows_only_its_own_chains() -> None:
 
 def test_the_n_gram_drafter_is_never_worse_than_plain_decoding() -> None:
     assert predicted()[of(action(1, (3, 2, 2)))] <= predicted()[of(action(0))]
+
+
+def test_a_plan_is_judged_the_same_alone_and_among_all() -> None:
+    """What is computed once for many plans must be the same for all of them."""
+    machine, plans = Machine.of(PLAYED.pipeline, CODEC), candidates(CODEC)
+    agreement = np.array([[0.55, 0.65, 0.8], [0.6, 0.5, 0.9]])
+    slow_down = np.array([1.0, 1.0, 1.3, 1.1])
+    together = Predictor(machine, plans).seconds_per_token(agreement, slow_down)
+    for place, plan in enumerate(plans.actions):
+        alone = Predictor(machine, as_candidates(CODEC, plan[None])).seconds_per_token(agreement, slow_down)
+        assert alone[0] == pytest.approx(together[place], rel=1e-12)
 
 
 def test_candidates_begin_with_off_and_are_canonical_and_distinct() -> None:

@@ -1,6 +1,7 @@
 """The trained policy: its format, how it decides, how it is trained."""
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ from autopipe.policies import make_policy
 from autopipe.policies.base import Situation
 from autopipe.policies.features import Features, feature_size
 from autopipe.policies.rl_format import PolicyHeader, load_policy, save_policy
-from autopipe.policies.rl_policy import RlPolicy
+from autopipe.policies.rl_policy import Network, RlPolicy
 from tests.envs.scenes import scenario
 from tests.policies.helpers import SMALL, info, observation, play, situation
 
@@ -62,6 +63,33 @@ def test_the_network_is_the_one_that_was_saved(tmp_path: Path) -> None:
     again = tmp_path / "again"
     save_policy(again, read.header, read.tensors)
     assert all((load_policy(again).tensors[name] == tensor).all() for name, tensor in read.tensors.items())
+
+
+@pytest.mark.parametrize(("activation", "torch_activation"), [("tanh", torch.tanh), ("relu", torch.relu)])
+@pytest.mark.parametrize("normalised", [True, False])
+def test_the_network_computes_what_torch_would(
+    tmp_path: Path, activation: str, torch_activation: Callable[[torch.Tensor], torch.Tensor], normalised: bool
+) -> None:
+    tensors = {
+        "mean": torch.rand(SIZE, generator=torch.Generator().manual_seed(1)),
+        "std": 1 + torch.rand(SIZE, generator=torch.Generator().manual_seed(2)),
+        "layers.1.weight": torch.randn(sum(NVEC), 16, generator=torch.Generator().manual_seed(3)),
+    }
+    policy = load_policy(saved(tmp_path, tensors=tensors, activation=activation, normalised=normalised))
+    features, kept = torch.rand(SIZE, generator=torch.Generator().manual_seed(4)), policy.tensors
+    x = (features - kept["mean"]) / kept["std"] if normalised else features
+    hidden = torch_activation(kept["layers.0.weight"] @ x + kept["layers.0.bias"])
+    wanted = kept["layers.1.weight"] @ hidden + kept["layers.1.bias"]
+
+    np.testing.assert_allclose(Network(policy)(features.numpy()), wanted.numpy(), rtol=1e-4, atol=1e-4)
+
+
+def test_an_unknown_activation_is_refused(tmp_path: Path) -> None:
+    saved(tmp_path)
+    data = json.loads((tmp_path / "policy.json").read_text())
+    (tmp_path / "policy.json").write_text(json.dumps({**data, "activation": "gelu"}))
+    with pytest.raises(ConfigError, match="activation"):
+        RlPolicy(tmp_path)
 
 
 def test_other_spaces_are_refused_by_name(tmp_path: Path) -> None:
