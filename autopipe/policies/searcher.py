@@ -92,6 +92,7 @@ class ProcessSearcher(Searcher):
     def __init__(self) -> None:
         self._process: subprocess.Popen[str] | None = None
         self._lock = threading.Lock()
+        self._exchange = threading.Lock()  # a problem and its answer, one pair at a time
         self._result: SearchResult | None = None
         self._number = 0
         self._waiting = False
@@ -118,6 +119,12 @@ class ProcessSearcher(Searcher):
         return self._waiting and time.monotonic() - self._asked_s < DISTURBS_S
 
     def close(self) -> None:
+        with self._lock:
+            self._number += 1  # nobody waits for an answer any more
+            self._waiting, self._result = False, None
+        self._end_process()
+
+    def _end_process(self) -> None:
         process, self._process = self._process, None
         if process is not None:
             process.kill()
@@ -131,6 +138,15 @@ class ProcessSearcher(Searcher):
         threading.Thread(target=self._search, args=work, name="autopipe-search", daemon=True).start()
 
     def _search(self, problem: SearchProblem, number: int, wanted: bool) -> None:
+        with self._exchange:
+            if number != self._number:
+                return  # another was asked for while this one waited for its turn
+            result = self._answer(problem, number)
+        with self._lock:
+            if number == self._number:
+                self._result, self._waiting = result if wanted else None, False
+
+    def _answer(self, problem: SearchProblem, number: int) -> SearchResult | None:
         answer = ""
         try:
             process = self._running()
@@ -139,14 +155,12 @@ class ProcessSearcher(Searcher):
             process.stdin.write(problem.model_dump_json() + "\n")
             process.stdin.flush()
             answer = process.stdout.readline()
-            result = SearchResult.model_validate_json(answer)
+            return SearchResult.model_validate_json(answer)
         except (OSError, ValueError) as error:
-            _log.warning("the search for a plan failed (%s): %s", error, answer.strip() or "no answer")
-            self.close()
-            result = None
-        with self._lock:
             if number == self._number:
-                self._result, self._waiting = result if wanted else None, False
+                _log.warning("the search for a plan failed (%s): %s", error, answer.strip() or "no answer")
+            self._end_process()
+            return None
 
     def _running(self) -> subprocess.Popen[str]:
         if self._process is None or self._process.poll() is not None:

@@ -1,5 +1,6 @@
 """What bandit and planner have in common: they find the best plan, follow changes, and keep still otherwise."""
 
+import threading
 import time
 from typing import Any
 
@@ -263,3 +264,33 @@ def test_the_process_is_started_ahead_of_the_first_search_and_its_trial_is_no_re
         assert searcher.poll(0.05) is None
     finally:
         searcher.close()
+
+
+def test_each_answer_belongs_to_the_last_problem_asked() -> None:
+    searcher, last = ProcessSearcher(), problem(trials=8, seed=2)
+    try:
+        searcher.prepare(problem(trials=8, chains=(0,)))
+        searcher.ask(problem(trials=6, chains=(0, 4)))
+        searcher.ask(last)
+        deadline, found = time.monotonic() + 60, None
+        while found is None and time.monotonic() < deadline:
+            time.sleep(0.05)
+            found = searcher.poll(0.05)
+        assert found == search_plan(last)
+    finally:
+        searcher.close()
+
+
+def test_closing_in_the_middle_of_a_search_is_no_failure(caplog: pytest.LogCaptureFixture) -> None:
+    searcher = ProcessSearcher()
+    searcher.prepare(problem(trials=8))
+    deadline = time.monotonic() + 60
+    while searcher._process is None and time.monotonic() < deadline:
+        time.sleep(0.01)
+    searcher.close()
+    waiting = [thread for thread in threading.enumerate() if thread.name == "autopipe-search"]
+    for thread in waiting:
+        thread.join(60)
+    assert not any(thread.is_alive() for thread in waiting)
+    assert not searcher.busy
+    assert "failed" not in caplog.text
