@@ -5,9 +5,10 @@
     python scripts/replay_two_drafters.py --prompts humaneval:24 --backend fused
 
 The target answers every prompt greedily. At every position of the answers both drafters are asked what comes next; then
-steps are replayed under several ways of drafting, with the times of a target's and a drafter's step measured here.
-Each way verifies as many drafts as pay by its own confidence. `--better P` makes the neural drafter right on a share P
-of the positions on which it was wrong, to see how good a drafter would have to be.
+steps are replayed under several ways of drafting, with the times of a target's and a drafter's step measured here. Each
+way verifies as many drafts as pay by its own confidence. A draft of the neural drafter costs one of its steps; what it
+has to read up on after a stretch without drafts of its own is free, which favours it. `--better P` makes it right on a
+share P of the positions on which it was wrong, to see how good a drafter would have to be.
 """
 
 from __future__ import annotations
@@ -199,9 +200,8 @@ def main() -> None:
         at.neural_right = at.neural_right or chance.random() < options.better
     calibrate(answers)
     draft_ms = curve(neural, prompts[0])[1]
-    if options.backend == "transformers":
-        target = load_backend(StagePlan.parse({"model": MODEL, "backend": "transformers"}))
-    target_ms = curve(target, prompts[0])
+    timed = load_backend(StagePlan.parse({"model": MODEL, "backend": options.backend}))
+    target_ms = curve(timed, prompts[0])
     step_ms, flat = between(target_ms), [at for positions in answers for at in positions]
     result = {
         "target_ms": target_ms,

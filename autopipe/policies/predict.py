@@ -71,8 +71,8 @@ class Machine:
 
 
 @dataclass(frozen=True, slots=True)
-class _Group:
-    """Candidates whose output of one stage follows from one formula: `places` among all, int64 [m].
+class _Gated:
+    """Candidates whose stage is fed by the n-gram drafter: `places` among all, int64 [m].
 
     Many are the same to the formula. `cases` are places of one of each kind, int64 [c]; `case_of`, [m], finds it.
     """
@@ -82,7 +82,7 @@ class _Group:
     case_of: NDArray[np.int64]
 
     @classmethod
-    def of(cls, mask: NDArray[np.bool_], *same: NDArray[np.int64]) -> _Group:
+    def of(cls, mask: NDArray[np.bool_], *same: NDArray[np.int64]) -> _Gated:
         """Those in `mask`; `same`: what two candidates must have in common, [n] each."""
         places = np.flatnonzero(mask)
         _, first, case_of = np.unique(np.stack(same)[:, places], axis=1, return_index=True, return_inverse=True)
@@ -98,14 +98,15 @@ class Predictor:
         self._slots = len(machine.is_ngram)
         self._fewest = plans.min_drafts.astype(np.float64)
         self._members: list[NDArray[np.int64]] = []
-        self._alone, self._gated, self._locked, self._streamed = (list[_Group]() for _ in range(4))
+        self._gated: list[_Gated] = []  # by neural stage, as the places of the others below
+        self._alone, self._locked, self._streamed = (list[NDArray[np.int64]]() for _ in range(3))
         self._group()
 
     def _group(self) -> None:
         """Sort every stage of every candidate by what feeds it."""
         plans, count = self.plans, len(self.plans)
         fed, by_ngram = np.zeros(count, dtype=np.bool_), np.zeros(count, dtype=np.bool_)
-        window = np.zeros(count, dtype=np.int64)  # of what feeds it: with the adapter, all that n-grams differ in
+        window = np.zeros(count, dtype=np.int64)  # of what feeds it
         for slot in range(self._slots + 1):
             member = np.ones(count, dtype=np.bool_) if slot == self._slots else plans.member[slot]
             self._members.append(np.flatnonzero(member))
@@ -115,11 +116,12 @@ class Predictor:
                 plain_feed = fed & ~by_ngram
                 for groups, mask in (
                     (self._alone, ~fed),
-                    (self._gated, fed & by_ngram),
                     (self._locked, plain_feed & ~plans.is_async),
                     (self._streamed, plain_feed & plans.is_async),
                 ):
-                    groups.append(_Group.of(member & mask, plans.adapter, window))
+                    groups.append(np.flatnonzero(member & mask))
+                # A menu has one n-gram drafter at most: candidates differ in its window and in the adapter only.
+                self._gated.append(_Gated.of(member & fed & by_ngram, plans.adapter, window))
                 by_ngram &= ~member
             fed |= member
             if slot < self._slots:
@@ -159,17 +161,17 @@ class Predictor:
             agrees: chance that it agrees with what feeds it, [n].
             clash: slow-down while another stage computes.
         """
-        token_s[self._alone[stage].places] = table[1]
+        token_s[self._alone[stage]] = table[1]
         gated = self._gated[stage]
         if len(gated.places):
             seconds = _gated_s(table, agrees[gated.cases], window[gated.cases], self.machine.persistence)
             token_s[gated.places] = seconds[gated.case_of]
-        at = self._locked[stage].places
+        at = self._locked[stage]
         if len(at):
             drafts = window[at]
             first, more = _run_start(agrees[at], drafts, self.machine.persistence)
             token_s[at] = (drafts * token_s[at] + _at(table, drafts + 1)) / (1 + _expected(first, more, drafts))
-        at = self._streamed[stage].places
+        at = self._streamed[stage]
         if len(at):
             first, more = _run_start(agrees[at], window[at], self.machine.persistence)
             token_s[at] = _streamed_s(table, token_s[at], first, more, window[at], self._fewest[at], clash)

@@ -85,8 +85,9 @@ DISTURBS_S = 10.0
 class ProcessSearcher(Searcher):
     """Searches in a process of its own at the lowest priority, with one thread.
 
-    A thread of this process waits for its answers. A process that dies is started again with the next search. On few
-    cores even the lowest priority slows generation down, so what is measured meanwhile says little (`disturbs`).
+    A thread of this process waits for its answers. A process that dies is started again with the next search. A search
+    that is given up ends before the next begins; its result is dropped. On few cores even the lowest priority slows
+    generation down, so what is measured meanwhile says little (`disturbs`).
     """
 
     def __init__(self) -> None:
@@ -125,7 +126,8 @@ class ProcessSearcher(Searcher):
         self._end_process()
 
     def _end_process(self) -> None:
-        process, self._process = self._process, None
+        with self._lock:
+            process, self._process = self._process, None
         if process is not None:
             process.kill()
             process.wait()
@@ -139,8 +141,6 @@ class ProcessSearcher(Searcher):
 
     def _search(self, problem: SearchProblem, number: int, wanted: bool) -> None:
         with self._exchange:
-            if number != self._number:
-                return  # another was asked for while this one waited for its turn
             result = self._answer(problem, number)
         with self._lock:
             if number == self._number:
@@ -149,7 +149,9 @@ class ProcessSearcher(Searcher):
     def _answer(self, problem: SearchProblem, number: int) -> SearchResult | None:
         answer = ""
         try:
-            process = self._running()
+            process = self._running(number)
+            if process is None:
+                return None
             if process.stdin is None or process.stdout is None:
                 raise OSError("the search process has no pipes")
             process.stdin.write(problem.model_dump_json() + "\n")
@@ -162,14 +164,18 @@ class ProcessSearcher(Searcher):
             self._end_process()
             return None
 
-    def _running(self) -> subprocess.Popen[str]:
-        if self._process is None or self._process.poll() is not None:
-            environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-            self._process = subprocess.Popen(
-                [sys.executable, "-m", "autopipe.policies.search_process"],
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                text=True,
-                env=environment,
-            )
-        return self._process
+    def _running(self, number: int) -> subprocess.Popen[str] | None:
+        """The process, started if need be; None: another search was asked for meanwhile, or the searcher closed."""
+        with self._lock:
+            if number != self._number:
+                return None
+            if self._process is None or self._process.poll() is not None:
+                environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+                self._process = subprocess.Popen(
+                    [sys.executable, "-m", "autopipe.policies.search_process"],
+                    stdin=subprocess.PIPE,
+                    stdout=subprocess.PIPE,
+                    text=True,
+                    env=environment,
+                )
+            return self._process

@@ -281,16 +281,18 @@ def test_each_answer_belongs_to_the_last_problem_asked() -> None:
         searcher.close()
 
 
-def test_closing_in_the_middle_of_a_search_is_no_failure(caplog: pytest.LogCaptureFixture) -> None:
+@pytest.mark.parametrize("started", [True, False])
+def test_closing_in_the_middle_of_a_search_is_no_failure(caplog: pytest.LogCaptureFixture, started: bool) -> None:
+    before = set(threading.enumerate())
     searcher = ProcessSearcher()
     searcher.prepare(problem(trials=8))
     deadline = time.monotonic() + 60
-    while searcher._process is None and time.monotonic() < deadline:
+    while started and searcher._process is None and time.monotonic() < deadline:
         time.sleep(0.01)
     searcher.close()
-    waiting = [thread for thread in threading.enumerate() if thread.name == "autopipe-search"]
-    for thread in waiting:
+    for thread in set(threading.enumerate()) - before:
         thread.join(60)
-    assert not any(thread.is_alive() for thread in waiting)
+        assert not thread.is_alive()
+    assert searcher._process is None
     assert not searcher.busy
     assert "failed" not in caplog.text

@@ -158,7 +158,7 @@ void attend(const PageView<M>& view, int kv_head, const float* const* queries, c
         const typename M::Cache* keys = view.keys(page, kv_head) + static_cast<size_t>(slot) * head_dim;
         float* here[H];
         for (int h = 0; h < H; ++h) here[h] = scores[h] + key;
-        if (kKeyBlocks == 2 && key + kLanes < longest) {  // both on this page: a page is whole pairs of blocks
+        if (key + (kKeyBlocks - 1) * kLanes < longest) {  // both on this page: a page is whole pairs of blocks
             score_blocks<M, H, kKeyBlocks>(queries, keys, head_dim, here);
             key += kKeyBlocks * kLanes;
         } else {

@@ -151,17 +151,18 @@ class Forward {
     }
 
     void attend_rows(int layer) {
+        static_assert(kAttentionPairs <= kHeadTile, "there is room for the scores of kHeadTile pairs");
         const int group = m_.num_heads / m_.num_kv_heads, d = m_.head_dim, per_kv_head = rows_ * group;
         const int end = first_pair(thread_ + 1);
         float* own_scores = ws_.scores + thread_ * kHeadTile * ws_.score_stride;
         for (int unit = first_pair(thread_); unit < end;) {
             const int kv_head = unit / per_kv_head, first = (unit - kv_head * per_kv_head) / group;
-            const float* queries[kPairs];
-            float* scores[kPairs];
-            X* out[kPairs];
-            int limits[kPairs];
+            const float* queries[kAttentionPairs];
+            float* scores[kAttentionPairs];
+            X* out[kAttentionPairs];
+            int limits[kAttentionPairs];
             int count = 0;
-            for (; count < kPairs && unit + count < end; ++count) {
+            for (; count < kAttentionPairs && unit + count < end; ++count) {
                 const int within = unit + count - kv_head * per_kv_head;
                 const int row = within / group, head = kv_head * group + within % group;
                 if (row == rows_ || job_.places[row].segment != job_.places[first].segment) break;
@@ -170,7 +171,7 @@ class Forward {
                 out[count] = static_cast<X*>(ws_.attended) + static_cast<size_t>(row) * s_.attended_stride + head * d;
                 limits[count] = job_.places[row].position + 1;
             }
-            attend_pairs<M, kPairs>(count, view(layer, first), kv_head, queries, limits, scores, d, out);
+            attend_pairs<M, kAttentionPairs>(count, view(layer, first), kv_head, queries, limits, scores, d, out);
             unit += count;
         }
     }

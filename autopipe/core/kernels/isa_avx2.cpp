@@ -26,6 +26,7 @@ namespace {
 #include "simd_avx2.h"
 #include "elementwise.h"
 #include "weights.h"
+#include "fetch.h"
 #include "tiles_avx2.h"
 #include "matmul.h"
 #include "simd_int_avx2.h"

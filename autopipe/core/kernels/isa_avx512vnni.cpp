@@ -27,6 +27,7 @@ namespace {
 #include "simd_avx512.h"
 #include "elementwise.h"
 #include "weights.h"
+#include "fetch.h"
 #include "tiles_avx512.h"
 #include "matmul.h"
 #include "simd_vnni.h"

@@ -10,7 +10,7 @@ namespace autopipe {
 
 constexpr int kLanes = 16;        // outputs of a weight block; floats of a vector
 constexpr int kMaxRows = 256;     // rows computed in one pass over the weights
-constexpr int kHeadTile = 6;      // (row, query head) pairs that share one read of the keys
+constexpr int kHeadTile = 6;      // at most so many (row, query head) pairs share one read of the keys
 constexpr int kPrivateRows = 4;   // up to here each thread normalises all rows for itself instead of waiting
 
 constexpr int round_up(int value, int multiple) { return (value + multiple - 1) / multiple * multiple; }

@@ -42,17 +42,6 @@ inline void widen(const uint16_t* p, Vec& even, Vec& odd) {
     odd = {_mm256_castsi256_ps(_mm256_and_si256(lo, upper)), _mm256_castsi256_ps(_mm256_and_si256(hi, upper))};
 }
 
-// The even ones (0) or the odd ones (1) alone.
-template <int Input>
-inline Vec widen_one(const uint16_t* p) {
-    const __m256i lo = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p));
-    const __m256i hi = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p + 16));
-    if constexpr (Input == 0)
-        return {_mm256_castsi256_ps(_mm256_slli_epi32(lo, 16)), _mm256_castsi256_ps(_mm256_slli_epi32(hi, 16))};
-    const __m256i upper = _mm256_set1_epi32(static_cast<int>(0xffff0000u));
-    return {_mm256_castsi256_ps(_mm256_and_si256(lo, upper)), _mm256_castsi256_ps(_mm256_and_si256(hi, upper))};
-}
-
 inline __m256i rounded_half(__m256 a) {
     const __m256i bits = _mm256_castps_si256(a), high = _mm256_srli_epi32(bits, 16);
     const __m256i odd = _mm256_and_si256(high, _mm256_set1_epi32(1));

@@ -37,14 +37,6 @@ inline void widen(const uint16_t* p, Vec& even, Vec& odd) {
     odd.v = _mm512_castsi512_ps(_mm512_and_si512(w, _mm512_set1_epi32(static_cast<int>(0xffff0000u))));
 }
 
-// One input of the pair alone: 0 the even ones, 1 the odd ones.
-template <int Input>
-inline Vec widen_one(const uint16_t* p) {
-    Vec even, odd;
-    widen(p, even, odd);
-    return Input == 0 ? even : odd;
-}
-
 // Rounded to nearest, ties to even. A NaN comes from bf16 numbers or is made by the CPU: its lower half is zero, it stays one.
 inline void store_bf16(uint16_t* p, Vec a) {
     const __m512i bits = _mm512_castps_si512(a.v), high = _mm512_srli_epi32(bits, 16);

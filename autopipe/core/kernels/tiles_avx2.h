@@ -1,5 +1,5 @@
 // Rows times blocks with AVX2: a vector of 16 takes two of 16 registers, so sums are few. Inputs are taken one by one, and
-// blocks one after another where not all sums fit. Included inside isa_avx2.cpp, after weights.h.
+// blocks one after another where not all sums fit. Included inside isa_avx2.cpp, after fetch.h.
 
 constexpr int kMaxTileRows = 5;   // 5 rows x 1 block: 10 of 16 registers accumulate; with 12, compilers spill some
 constexpr int kWideTileRows = 0;
@@ -7,14 +7,27 @@ constexpr int kWideBlocks = 2;
 constexpr int kBlocks = 2;
 constexpr int kMaxQuantisedRows = 4;  // 4 rows x 1 block: 8 of 16 registers accumulate integers, 4 hold weights
 constexpr int kQuantisedBlocks = 1;
-constexpr int kPairs = 5;
+constexpr int kAttentionPairs = 5;  // (row, query head) pairs summed at once, over one block of keys or of values
 constexpr int kKeyBlocks = 1;
 constexpr int kValueBlocks = 1;
+
+// The weights of one input of a step.
+template <int Input>
+inline Vec weights_of(const float* w) { return load(w); }
+template <int Input>
+inline Vec weights_of(const uint16_t* w) {
+    const __m256i lo = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(w));
+    const __m256i hi = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(w + 16));
+    if constexpr (Input == 0)
+        return {_mm256_castsi256_ps(_mm256_slli_epi32(lo, 16)), _mm256_castsi256_ps(_mm256_slli_epi32(hi, 16))};
+    const __m256i upper = _mm256_set1_epi32(static_cast<int>(0xffff0000u));
+    return {_mm256_castsi256_ps(_mm256_and_si256(lo, upper)), _mm256_castsi256_ps(_mm256_and_si256(hi, upper))};
+}
 
 // acc[r][b] += input `Input` of one step of block b times x(r)[Input].
 template <class M, int Input, int R, int N, class Rows>
 inline void add_input(Vec (&acc)[R][N], int b, const typename M::Weight* w, const Rows& x) {
-    const Vec weights = M::template load_weights_of<Input>(w);
+    const Vec weights = weights_of<Input>(w);
 #pragma GCC unroll 6
     for (int r = 0; r < R; ++r) acc[r][b] = fma(weights, splat(x(r)[Input]), acc[r][b]);
 }
@@ -24,6 +37,7 @@ inline void add_step(Vec (&acc)[R][N], const typename M::Weight* w, size_t block
 #pragma GCC unroll 2
     for (int b = 0; b < N; ++b) add_input<M, 0>(acc, b, w + b * block, x);
     if constexpr (M::kInputs == 2) {
+        __asm__("" : "+r"(w));  // read again: kept, the other halves would take the registers of sums
 #pragma GCC unroll 2
         for (int b = 0; b < N; ++b) add_input<M, 1>(acc, b, w + b * block, x);
     }
@@ -53,18 +67,17 @@ void tile_of_rows(int rows, const typename M::Activation* x, size_t x_stride, co
                   const Fetch& fetch, float* out) {
     if (rows == R) {
         constexpr int kAtOnce = R <= 2 ? N : 1;
-        // The next blocks lie one after another: each pass over this tile's blocks fetches an equal part of them.
-        const int passes = fetch.tiles * (N / kAtOnce);
-        const size_t part = fetch.blocks * fetch.block_bytes / passes;
-        const char* next = reinterpret_cast<const char*>(w);
-        int fetched = 0;  // nothing new, where there is nothing to fetch
-        if (fetch.next != nullptr) {
-            next = fetch.next + fetch.tile * (N / kAtOnce) * part;
-            fetched = static_cast<int>(part / steps);
-        }
         const size_t block = static_cast<size_t>(steps) * M::kInputs * kLanes;
-        for (int b = 0; b < N; b += kAtOnce, next += fetch.next != nullptr ? part : 0)
-            sum_blocks<M, R, kAtOnce>(x, x_stride, w + b * block, steps, next, fetched, out + b * kLanes, N);
+        const char* next = reinterpret_cast<const char*>(w);  // where there is nothing to fetch: once more what is there
+        size_t part = 0;
+        if (fetch.next != nullptr) {  // the next blocks lie one after another: each pass fetches an equal part of them
+            constexpr int kPasses = N / kAtOnce;
+            part = fetch.blocks * fetch.block_bytes / (fetch.tiles * kPasses);
+            next = fetch.next + fetch.tile * kPasses * part;
+        }
+        for (int b = 0; b < N; b += kAtOnce, next += part)
+            sum_blocks<M, R, kAtOnce>(x, x_stride, w + b * block, steps, next, static_cast<int>(part / steps),
+                                      out + b * kLanes, N);
     } else if constexpr (R > 1) {
         tile_of_rows<M, N, R - 1>(rows, x, x_stride, w, steps, fetch, out);
     }

@@ -1,5 +1,5 @@
 // Rows times blocks with AVX-512: 32 registers hold the sums of all blocks of a tile at once. Included inside an
-// isa_*.cpp, after weights.h.
+// isa_*.cpp, after fetch.h.
 
 constexpr int kMaxTileRows = 12;   // 12 rows x 2 blocks: 24 of 32 registers accumulate
 constexpr int kWideTileRows = 3;   // up to so many rows take 4 blocks at once, to hide the latency of fma
@@ -7,9 +7,9 @@ constexpr int kWideBlocks = 4;
 constexpr int kBlocks = 2;
 constexpr int kMaxQuantisedRows = 6;  // 6 rows x 2 blocks: 12 integer and 12 float accumulators
 constexpr int kQuantisedBlocks = 2;
-constexpr int kPairs = kHeadTile;      // (row, query head) pairs, blocks of keys and of values that attention sums at once
-constexpr int kKeyBlocks = 2;
-constexpr int kValueBlocks = 4;
+constexpr int kAttentionPairs = 6;  // (row, query head) pairs summed at once
+constexpr int kKeyBlocks = 2;       // over so many blocks of keys
+constexpr int kValueBlocks = 4;     // or of values
 
 // One tile: R rows times N blocks; sums to out[R][N][16]. `ahead`: where the `Fetched` blocks begin that are fetched
 // meanwhile.

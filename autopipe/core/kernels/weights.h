@@ -16,8 +16,6 @@ struct Fp32 {
         Vec w;
     };
     static Loaded load_weights(const float* p) { return {load(p)}; }
-    template <int Input>
-    static Vec load_weights_of(const float* p) { return load(p); }
     struct Input {
         Vec x;
     };
@@ -45,8 +43,6 @@ struct Widened {
         widen(p, w.even, w.odd);
         return w;
     }
-    template <int Input>
-    static Vec load_weights_of(const uint16_t* p) { return widen_one<Input>(p); }
     struct Input {
         Vec even, odd;
     };
@@ -55,31 +51,4 @@ struct Widened {
         return fma(w.odd, x.odd, fma(w.even, x.even, acc));
     }
     static Vec accumulate_first(Vec acc, const Loaded& w, Vec x) { return fma(w.even, x, acc); }
-};
-
-// What a tile of rows fetches for the next ones: `blocks` blocks at `next` (null: nothing), of which this is tile `tile`
-// of `tiles` that read the same blocks now. Each fetches a part: memory is the slower, so it must not pause while rows
-// are computed.
-struct Fetch {
-    const char* next;
-    int tile, tiles, blocks;
-    size_t block_bytes;
-};
-
-// A part in whole blocks.
-struct Ahead {
-    const char* from;
-    int blocks;
-
-    Ahead(const char* first, int count) : from(first), blocks(count) {}
-    // What is fetched beside blocks [first, first + count) of the tile.
-    Ahead of(int first, int count, size_t block_bytes) const {
-        const int left = blocks - first;
-        return left <= 0 ? Ahead(nullptr, 0) : Ahead(from + first * block_bytes, left < count ? left : count);
-    }
-    explicit Ahead(const Fetch& f) : from(nullptr), blocks(0) {
-        if (f.next == nullptr) return;
-        from = f.tiles == 1 ? f.next : f.next + f.tile * f.block_bytes;
-        blocks = f.tiles == 1 ? f.blocks : f.tile < f.blocks ? 1 : 0;
-    }
 };
