@@ -175,7 +175,7 @@ def export(
     run: Annotated[Path, typer.Argument(metavar="RUN", help="A folder of `policy train`.")],
     out: Annotated[Path, typer.Option("--out", metavar="FOLDER", help="Where the policy goes.")],
 ) -> None:
-    """Write the network of a run's last checkpoint: safetensors and JSON, readable with torch alone."""
+    """Write the network of a run's last checkpoint: safetensors and JSON, read without what trained it."""
     from autopipe.cli.exits import orderly_exit
 
     with orderly_exit():

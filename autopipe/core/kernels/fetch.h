@@ -14,12 +14,6 @@ struct Ahead {
     const char* from;
     int blocks;
 
-    Ahead(const char* first, int count) : from(first), blocks(count) {}
-    // What is fetched beside blocks [first, first + count) of the tile.
-    Ahead of(int first, int count, size_t block_bytes) const {
-        const int left = blocks - first;
-        return left <= 0 ? Ahead(nullptr, 0) : Ahead(from + first * block_bytes, left < count ? left : count);
-    }
     explicit Ahead(const Fetch& f) : from(nullptr), blocks(0) {
         if (f.next == nullptr) return;
         from = f.tiles == 1 ? f.next : f.next + f.tile * f.block_bytes;

@@ -100,10 +100,10 @@ struct QuantisedRows {
     }
 };
 
-// R rows times N blocks; sums to out[R][of][16], from the first block's on.
+constexpr int kMaxQuantisedRows = 6;  // rows x 2 blocks: 12 integer and 12 float accumulators
+
 template <class M, int R, int N>
-void quantised_tile(const QuantisedRows<M>& x, int row, const uint8_t* w, size_t block, const Ahead& ahead, float* out,
-                    int of) {
+void quantised_tile(const QuantisedRows<M>& x, int row, const uint8_t* w, size_t block, const Ahead& ahead, float* out) {
     const size_t head = scale_bytes<M>(x.groups), group_bytes = M::kGroup / M::kInputs * 64;
     Vec acc[R][N];
     for (int r = 0; r < R; ++r)
@@ -138,21 +138,16 @@ void quantised_tile(const QuantisedRows<M>& x, int row, const uint8_t* w, size_t
         }
     }
     for (int r = 0; r < R; ++r)
-        for (int b = 0; b < N; ++b) store(out + (r * of + b) * kLanes, acc[r][b]);
+        for (int b = 0; b < N; ++b) store(out + (r * N + b) * kLanes, acc[r][b]);
 }
 
 template <class M, int N, int R>
 void quantised_tile_of_rows(int rows, const QuantisedRows<M>& x, int row, const uint8_t* w, size_t block,
                             const Ahead& ahead, float* out) {
-    if (rows == R) {
-        constexpr int kAtOnce = kQuantisedBlocks < N ? kQuantisedBlocks : N;
-        for (int b = 0; b < N; b += kAtOnce) {
-            const Ahead part = ahead.of(b, kAtOnce, block);
-            quantised_tile<M, R, kAtOnce>(x, row, w + b * block, block, part, out + b * kLanes, N);
-        }
-    } else if constexpr (R > 1) {
+    if (rows == R)
+        quantised_tile<M, R, N>(x, row, w, block, ahead, out);
+    else if constexpr (R > 1)
         quantised_tile_of_rows<M, N, R - 1>(rows, x, row, w, block, ahead, out);
-    }
 }
 
 // As multiply in matmul.h, of rows that are quantised already.

@@ -5,8 +5,6 @@ constexpr int kMaxTileRows = 5;   // 5 rows x 1 block: 10 of 16 registers accumu
 constexpr int kWideTileRows = 0;
 constexpr int kWideBlocks = 2;
 constexpr int kBlocks = 2;
-constexpr int kMaxQuantisedRows = 4;  // 4 rows x 1 block: 8 of 16 registers accumulate integers, 4 hold weights
-constexpr int kQuantisedBlocks = 1;
 constexpr int kAttentionPairs = 5;  // (row, query head) pairs summed at once, over one block of keys or of values
 constexpr int kKeyBlocks = 1;
 constexpr int kValueBlocks = 1;
@@ -43,7 +41,8 @@ inline void add_step(Vec (&acc)[R][N], const typename M::Weight* w, size_t block
     }
 }
 
-// R rows times N blocks; sums to out[R][of][16], from the first block's on. Meanwhile `fetched` bytes per step are fetched.
+// R rows times N blocks; sums to out[R][of][16], from the first block's on. Meanwhile `fetched` bytes a step are fetched at
+// `next`, and as many for each further block, a block further on: one stream a block is faster than one for both.
 template <class M, int R, int N>
 void sum_blocks(const typename M::Activation* x, size_t x_stride, const typename M::Weight* w, int steps,
                 const char* next, int fetched, float* out, int of) {
@@ -53,7 +52,7 @@ void sum_blocks(const typename M::Activation* x, size_t x_stride, const typename
         for (int b = 0; b < N; ++b) acc[r][b] = zero();
     for (int k = 0; k < steps; ++k) {
 #pragma GCC unroll 2
-        for (int b = 0; b < N; ++b) __builtin_prefetch(next + 64 * b, 0, 2);
+        for (int b = 0; b < N; ++b) __builtin_prefetch(next + b * block * sizeof(typename M::Weight), 0, 2);
         next += fetched;
         add_step<M>(acc, w + k * M::kInputs * kLanes, block, [&](int r) { return x + r * x_stride + k * M::kInputs; });
     }
@@ -70,10 +69,9 @@ void tile_of_rows(int rows, const typename M::Activation* x, size_t x_stride, co
         const size_t block = static_cast<size_t>(steps) * M::kInputs * kLanes;
         const char* next = reinterpret_cast<const char*>(w);  // where there is nothing to fetch: once more what is there
         size_t part = 0;
-        if (fetch.next != nullptr) {  // the next blocks lie one after another: each pass fetches an equal part of them
-            constexpr int kPasses = N / kAtOnce;
-            part = fetch.blocks * fetch.block_bytes / (fetch.tiles * kPasses);
-            next = fetch.next + fetch.tile * kPasses * part;
+        if (fetch.next != nullptr) {  // an equal part of the next blocks beside each block and tile
+            part = fetch.blocks * fetch.block_bytes / (fetch.tiles * N);
+            next = fetch.next + fetch.tile * (N / kAtOnce) * part;
         }
         for (int b = 0; b < N; b += kAtOnce, next += part)
             sum_blocks<M, R, kAtOnce>(x, x_stride, w + b * block, steps, next, static_cast<int>(part / steps),
