@@ -98,8 +98,9 @@ class Predictor:
         self._slots = len(machine.is_ngram)
         self._fewest = plans.min_drafts.astype(np.float64)
         self._members: list[NDArray[np.int64]] = []
-        self._gated: list[_Gated] = []  # by neural stage, as the places of the others below
-        self._alone, self._locked, self._streamed = (list[NDArray[np.int64]]() for _ in range(3))
+        # By neural stage, the target's last:
+        self._gated: list[_Gated] = []
+        self._alone, self._locked, self._streamed = (list[NDArray[np.int64]]() for _ in range(3))  # places
         self._group()
 
     def _group(self) -> None:

@@ -2,6 +2,7 @@
 
 import threading
 import time
+from contextlib import nullcontext
 from typing import Any
 
 import numpy as np
@@ -266,30 +267,55 @@ def test_the_process_is_started_ahead_of_the_first_search_and_its_trial_is_no_re
         searcher.close()
 
 
-def test_each_answer_belongs_to_the_last_problem_asked() -> None:
-    searcher, last = ProcessSearcher(), problem(trials=8, seed=2)
-    try:
-        searcher.prepare(problem(trials=8, chains=(0,)))
-        searcher.ask(problem(trials=6, chains=(0, 4)))
-        searcher.ask(last)
-        deadline, found = time.monotonic() + 60, None
-        while found is None and time.monotonic() < deadline:
-            time.sleep(0.05)
-            found = searcher.poll(0.05)
-        assert found == search_plan(last)
-    finally:
-        searcher.close()
+class SlowProcess:
+    """Stands for the search process: answers in order, each problem's trials as its result."""
+
+    def __init__(self) -> None:
+        self.stdin = self.stdout = self
+        self.unanswered: list[int] = []
+        self.most_unanswered = 0
+
+    def write(self, line: str) -> None:
+        self.unanswered.append(SearchProblem.model_validate_json(line).trials)
+        self.most_unanswered = max(self.most_unanswered, len(self.unanswered))
+
+    def flush(self) -> None:
+        pass
+
+    def readline(self) -> str:
+        time.sleep(0.05)
+        tried = self.unanswered.pop(0)
+        found = SearchResult(action=(0,), seconds_per_token=1.0, current_seconds_per_token=1.0, tried=tried)
+        return found.model_dump_json() + "\n"
+
+
+def test_a_search_gets_its_own_answer_and_no_earlier_one_is_handed_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    searcher, process = ProcessSearcher(), SlowProcess()
+    monkeypatch.setattr(searcher, "_running", lambda number: process)
+    searcher.prepare(problem(trials=3))
+    searcher.ask(problem(trials=4))
+    searcher.ask(problem(trials=5))
+    deadline, found = time.monotonic() + 60, None
+    while found is None and time.monotonic() < deadline:
+        time.sleep(0.01)
+        found = searcher.poll(0.01)
+    assert found is not None
+    assert found.tried == 5
+    assert process.most_unanswered == 1
+    assert searcher.poll(0.01) is None
+    assert not searcher.busy
 
 
 @pytest.mark.parametrize("started", [True, False])
 def test_closing_in_the_middle_of_a_search_is_no_failure(caplog: pytest.LogCaptureFixture, started: bool) -> None:
     before = set(threading.enumerate())
     searcher = ProcessSearcher()
-    searcher.prepare(problem(trials=8))
-    deadline = time.monotonic() + 60
-    while started and searcher._process is None and time.monotonic() < deadline:
-        time.sleep(0.01)
-    searcher.close()
+    with nullcontext() if started else searcher._exchange:  # held, it keeps the search from getting as far as a process
+        searcher.prepare(problem(trials=8))
+        deadline = time.monotonic() + 60
+        while started and searcher._process is None and time.monotonic() < deadline:
+            time.sleep(0.01)
+        searcher.close()
     for thread in set(threading.enumerate()) - before:
         thread.join(60)
         assert not thread.is_alive()

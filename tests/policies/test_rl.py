@@ -19,7 +19,7 @@ from autopipe.policies.features import Features, feature_size
 from autopipe.policies.rl_format import PolicyHeader, load_policy, save_policy
 from autopipe.policies.rl_policy import Network, RlPolicy
 from tests.envs.scenes import scenario
-from tests.policies.helpers import SMALL, info, observation, play, situation
+from tests.policies.helpers import SMALL, action, info, observation, play, situation
 
 CONFIG = EnvConfig()
 SIZE, NVEC = feature_size(CONFIG), (8, 5, 5, 5, 3, 2, 3, 2)
@@ -49,6 +49,19 @@ def test_it_chooses_what_the_network_likes_best(tmp_path: Path) -> None:
     policy.reset(situation())
     assert policy.act(observation(), info(situation().codec.off()))[0] == 4
     assert "medium" in policy.explain().text
+
+
+def test_the_chain_in_force_stays_unless_another_is_liked_clearly_more(tmp_path: Path) -> None:
+    likes = torch.zeros(sum(NVEC))
+    likes[2], likes[4] = 5.0, 5.3
+    folder, made = saved(tmp_path, tensors={"layers.1.bias": likes}), situation()
+    chosen = {}
+    for margin in (0.0, 0.5):
+        policy = RlPolicy(folder, keep_margin=margin)
+        policy.reset(made)
+        policy._action = action(2)
+        chosen[margin] = policy.act(observation(), info(made.codec.off()))[0]
+    assert chosen == {0.0: 4, 0.5: 2}
 
 
 def test_it_never_chooses_what_the_mask_forbids(tmp_path: Path) -> None:

@@ -2,6 +2,16 @@
 // order, whatever the number of rows, their tiling or the thread: hence the same bits. Included inside an isa_*.cpp,
 // after its tiles_*.h.
 
+// A tile of `rows` rows, at most R, times N blocks; sums to out[rows][N][16].
+template <class M, int N, int R>
+void tile_of_rows(int rows, const typename M::Activation* x, size_t x_stride, const typename M::Weight* w, int steps,
+                  const Fetch& fetch, float* out) {
+    if (rows == R)
+        fetching_tile<M, R, N>(x, x_stride, w, steps, fetch, out);
+    else if constexpr (R > 1)
+        tile_of_rows<M, N, R - 1>(rows, x, x_stride, w, steps, fetch, out);
+}
+
 // What thread `thread` of `threads` computes of `count` units: [begin, end).
 struct Share {
     int begin, end;

@@ -84,8 +84,8 @@ void screened_best(const typename M::Activation* x, size_t x_stride, int rows, c
         for (int block = share.begin; block < share.end; ++block) {
             if (!(tops[static_cast<size_t>(row) * blocks + block] >= floor)) continue;
             float sums[kLanes];
-            tile_of_rows<M, 1, 1>(1, x + row * x_stride, x_stride, head.data + block * head.block_elements(), head.steps(),
-                                  Fetch{}, sums);
+            fetching_tile<M, 1, 1>(x + row * x_stride, x_stride, head.data + block * head.block_elements(), head.steps(),
+                                   Fetch{}, sums);
             for (int lane = 0; lane < kLanes && block * kLanes + lane < head.outputs; ++lane)
                 if (sums[lane] > found.logit) found = {sums[lane], block * kLanes + lane};
         }

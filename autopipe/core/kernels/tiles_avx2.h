@@ -60,25 +60,21 @@ void sum_blocks(const typename M::Activation* x, size_t x_stride, const typename
         for (int b = 0; b < N; ++b) store(out + (r * of + b) * kLanes, acc[r][b]);
 }
 
-// A tile of `rows` rows, at most R, times N blocks; sums to out[rows][N][16].
-template <class M, int N, int R>
-void tile_of_rows(int rows, const typename M::Activation* x, size_t x_stride, const typename M::Weight* w, int steps,
-                  const Fetch& fetch, float* out) {
-    if (rows == R) {
-        constexpr int kAtOnce = R <= 2 ? N : 1;
-        const size_t block = static_cast<size_t>(steps) * M::kInputs * kLanes;
-        const char* next = reinterpret_cast<const char*>(w);  // where there is nothing to fetch: once more what is there
-        size_t part = 0;
-        if (fetch.next != nullptr) {  // an equal part of the next blocks beside each block and tile
-            part = fetch.blocks * fetch.block_bytes / (fetch.tiles * N);
-            next = fetch.next + fetch.tile * (N / kAtOnce) * part;
-        }
-        for (int b = 0; b < N; b += kAtOnce, next += part)
-            sum_blocks<M, R, kAtOnce>(x, x_stride, w + b * block, steps, next, static_cast<int>(part / steps),
-                                      out + b * kLanes, N);
-    } else if constexpr (R > 1) {
-        tile_of_rows<M, N, R - 1>(rows, x, x_stride, w, steps, fetch, out);
+// A tile: R rows times N blocks; sums to out[R][N][16]. Beside each block it fetches an equal part of the next ones.
+template <class M, int R, int N>
+void fetching_tile(const typename M::Activation* x, size_t x_stride, const typename M::Weight* w, int steps,
+                   const Fetch& fetch, float* out) {
+    constexpr int kAtOnce = R <= 2 ? N : 1;
+    const size_t block = static_cast<size_t>(steps) * M::kInputs * kLanes;
+    const char* next = reinterpret_cast<const char*>(w);  // where there is nothing to fetch: once more what is there
+    size_t part = 0;
+    if (fetch.next != nullptr) {
+        part = fetch.blocks * fetch.block_bytes / (fetch.tiles * N);
+        next = fetch.next + fetch.tile * (N / kAtOnce) * part;
     }
+    for (int b = 0; b < N; b += kAtOnce, next += part)
+        sum_blocks<M, R, kAtOnce>(x, x_stride, w + b * block, steps, next, static_cast<int>(part / steps),
+                                  out + b * kLanes, N);
 }
 
 // acc[h][b] += one step of block b times the inputs x[h] + at.

@@ -37,21 +37,17 @@ void tile(const typename M::Activation* x, size_t x_stride, const typename M::We
         for (int b = 0; b < N; ++b) store(out + (r * N + b) * kLanes, acc[r][b]);
 }
 
-// A tile of `rows` rows, at most R.
-template <class M, int N, int R>
-void tile_of_rows(int rows, const typename M::Activation* x, size_t x_stride, const typename M::Weight* w, int steps,
-                  const Fetch& fetch, float* out) {
-    if (rows == R) {
-        const Ahead ahead(fetch);
-        if (ahead.blocks == N)
-            tile<M, R, N, N>(x, x_stride, w, steps, ahead.from, out);
-        else if (ahead.blocks == 1)
-            tile<M, R, N, 1>(x, x_stride, w, steps, ahead.from, out);
-        else
-            tile<M, R, N, 0>(x, x_stride, w, steps, nullptr, out);
-    } else if constexpr (R > 1) {
-        tile_of_rows<M, N, R - 1>(rows, x, x_stride, w, steps, fetch, out);
-    }
+// A tile, its part of the fetching in whole blocks.
+template <class M, int R, int N>
+void fetching_tile(const typename M::Activation* x, size_t x_stride, const typename M::Weight* w, int steps,
+                   const Fetch& fetch, float* out) {
+    const Ahead ahead(fetch);
+    if (ahead.blocks == N)
+        tile<M, R, N, N>(x, x_stride, w, steps, ahead.from, out);
+    else if (ahead.blocks == 1)
+        tile<M, R, N, 1>(x, x_stride, w, steps, ahead.from, out);
+    else
+        tile<M, R, N, 0>(x, x_stride, w, steps, nullptr, out);
 }
 
 // acc[h][b] += one step of block b times the inputs x[h] + at.
