@@ -20,7 +20,7 @@ import torch
 from autopipe.core.affinity import usable_cores
 from autopipe.core.backends.base import CostNotes, StageBackend
 from autopipe.core.backends.transformers_attention import NAME as ATTENTION
-from autopipe.core.backends.transformers_attention import QUERY_ROWS
+from autopipe.core.backends.transformers_attention import QUERY_ROWS, Block, attending_in
 from autopipe.core.backends.transformers_cache import RollbackLayer, Step, rollback_cache, unfit_reason
 from autopipe.core.backends.transformers_check import check_at_load
 from autopipe.core.backends.transformers_layout import Layout
@@ -32,6 +32,8 @@ from autopipe.core.models.spec import ModelSource
 from autopipe.core.plan import Dtype
 
 DEFAULT_ROWS = 8
+MOST_ROWS = 64
+"""Of a forward on our own kernels."""
 KEY_BLOCK = 128
 PREFILL_CHUNK = 1024
 _SPARE_KEYS = 32
@@ -45,7 +47,7 @@ class TransformersBackend(StageBackend):
         model: a model spec, what `resolve` made of it, or a transformers model (which is put in eval mode and
             must not be used elsewhere).
         exact: see `StageBackend`.
-        rows: rows of a padded forward, and most tokens in one forward while `exact`.
+        rows: rows of a padded forward, and so most tokens in one.
         dtype: `auto`: see `autopipe.core.models.choose_dtype`. Ignored for a model object.
         device: `auto` (a CUDA GPU if there is one, else the CPU), or any torch device.
         device_map: for `from_pretrained`; takes the place of `device`. Needs accelerate.
@@ -55,7 +57,7 @@ class TransformersBackend(StageBackend):
             same cores slow each other down).
         max_length: shorten the context; None: the model's own.
         kernels: use our own kernels for linear layers where they fit (CPU; bf16 or fp32).
-        check: run the check at load (about ten forwards); false: trust the first layout.
+        check: run the check at load (about fifteen forwards); false: trust the first layout.
 
     Raises:
         ConfigError, ModelLoadError: the model cannot be found or loaded.
@@ -201,8 +203,10 @@ class TransformersBackend(StageBackend):
             return self._append([(len(ids), self._run_free)], ids)
         if self.layout is Layout.SINGLE:
             return self._append([(1, self._run_free)] * len(ids), ids)
-        run = self._run_rows if self.layout is Layout.ROWS else self._run_padded
-        return self._append([(size, run) for size in self._sizes(len(ids))], ids)
+        if self.layout is Layout.ROWS:
+            starts = range(0, len(ids), MOST_ROWS)
+            return self._append([(min(MOST_ROWS, len(ids) - start), self._run_rows) for start in starts], ids)
+        return self._append([(size, self._run_padded) for size in self._sizes(len(ids), self._rows)], ids)
 
     def rollback(self, length: int) -> None:
         if not 0 <= length <= len(self._ids):
@@ -264,10 +268,12 @@ class TransformersBackend(StageBackend):
         return self._call(list(ids), Step(start, start, end, end), keep=1 if last_only else 0)
 
     def _run_rows(self, ids: Sequence[int], last_only: bool = False) -> torch.Tensor:
-        start = len(self._ids)
-        end = start + len(ids)
-        self._ids.extend(ids)
-        return self._call(list(ids), Step(start, start, end, self._num_keys(start)))
+        blocks, start = list[Block](), len(self._ids)
+        for size in self._sizes(len(ids), QUERY_ROWS):
+            blocks.append(Block(size, self._num_keys(len(self._ids))))
+            self._ids.extend(ids[len(self._ids) - start :][:size])
+        with attending_in(blocks):
+            return self._call(list(ids), Step(start, start, len(self._ids), blocks[-1].keys))
 
     def _run_padded(self, ids: Sequence[int], last_only: bool = False) -> torch.Tensor:
         length = len(self._ids)
@@ -285,9 +291,8 @@ class TransformersBackend(StageBackend):
         """
         return KEY_BLOCK * (position // KEY_BLOCK + 1) + _SPARE_KEYS * (1 + self._rows // _SPARE_KEYS)
 
-    def _sizes(self, count: int) -> list[int]:
-        """Cut `count` tokens so that no part has more than `rows`, or rows of different blocks of keys."""
-        most = min(self._rows, QUERY_ROWS) if self.layout is Layout.ROWS else self._rows
+    def _sizes(self, count: int, most: int) -> list[int]:
+        """Cut `count` tokens so that no part has more than `most`, or rows of different blocks of keys."""
         sizes, length = [], len(self._ids)
         while count:
             sizes.append(min(count, most, KEY_BLOCK - length % KEY_BLOCK))

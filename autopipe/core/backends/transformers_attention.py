@@ -7,7 +7,10 @@ a forward is padded, so that the same kernel serves every forward.
 
 from __future__ import annotations
 
-from typing import Any
+import threading
+from collections.abc import Generator, Sequence
+from contextlib import contextmanager
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as functional
@@ -17,6 +20,30 @@ from transformers.modeling_utils import AttentionInterface
 NAME = "autopipe"
 QUERY_ROWS = 8
 """Masked queries are padded to a multiple of this, so that up to as many take the same shape."""
+
+
+class Block(NamedTuple):
+    """Successive queries of a forward that attend by themselves, to the first `keys` keys."""
+
+    queries: int
+    keys: int
+
+
+class _Forward(threading.local):
+    blocks: Sequence[Block] = ()
+
+
+_forward = _Forward()
+
+
+@contextmanager
+def attending_in(blocks: Sequence[Block]) -> Generator[None]:
+    """Let forwards of this thread attend block by block, so that a query's arithmetic is that of its block alone."""
+    _forward.blocks = blocks
+    try:
+        yield
+    finally:
+        _forward.blocks = ()
 
 
 def attend(
@@ -45,27 +72,48 @@ def attend(
     Returns:
         [1, n, heads, head_dim], and None for the weights.
     """
+    blocks = _forward.blocks
+    if len(blocks) <= 1 or attention_mask is None:
+        return _attend(query, key, value, attention_mask, scaling, softcap, s_aux, position_bias), None
+    outputs, start = [], 0
+    for num_queries, num_keys in blocks:
+        own, seen = slice(start, start + num_queries), slice(num_keys)
+        outputs.append(
+            _attend(
+                query[:, :, own],
+                key[:, :, seen],
+                value[:, :, seen],
+                attention_mask[:, :, own, seen],
+                scaling,
+                softcap,
+                s_aux,
+                None if position_bias is None else position_bias[:, :, own, seen],
+            )
+        )
+        start += num_queries
+    return torch.cat(outputs, dim=1), None
+
+
+def _attend(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attention_mask: torch.Tensor | None,
+    scaling: float | None,
+    softcap: float | None,
+    s_aux: torch.Tensor | None,
+    position_bias: torch.Tensor | None,
+) -> torch.Tensor:
     _, heads, num_queries, head_dim = query.shape
     groups = heads // key.shape[1]
     if attention_mask is not None and num_queries % QUERY_ROWS:
         padding = (0, 0, 0, -num_queries % QUERY_ROWS)
         if position_bias is not None:
             position_bias = functional.pad(position_bias, padding)
-        padded = attend(
-            module,
-            functional.pad(query, padding),
-            key,
-            value,
-            functional.pad(attention_mask, padding),
-            scaling,
-            softcap,
-            s_aux,
-            position_bias,
-        )[0]
-        return padded[:, :num_queries], None
+        queries, mask = functional.pad(query, padding), functional.pad(attention_mask, padding)
+        return _attend(queries, key, value, mask, scaling, softcap, s_aux, position_bias)[:, :num_queries]
     if softcap is not None or s_aux is not None or position_bias is not None:
-        stepwise = (query, key, value, attention_mask, scaling, softcap, s_aux, position_bias)
-        return _attend_step_by_step(*stepwise), None
+        return _attend_step_by_step(query, key, value, attention_mask, scaling, softcap, s_aux, position_bias)
     causal = attention_mask is None and num_queries > 1
     if groups > 1 and not causal:
         rows = query.reshape(1, key.shape[1], groups * num_queries, head_dim)
@@ -80,7 +128,7 @@ def attend(
         output = functional.scaled_dot_product_attention(
             query, key, value, attention_mask, is_causal=causal, scale=scaling, enable_gqa=groups > 1
         )
-    return output.transpose(1, 2).contiguous(), None
+    return output.transpose(1, 2).contiguous()
 
 
 def _attend_step_by_step(

@@ -71,9 +71,27 @@ def test_is_exact_across_blocks_of_keys(kind: str, dtype: torch.dtype, kernels: 
     ids = [(31 * index) % backend.vocab_size for index in range(2 * KEY_BLOCK + 20)]
     backend.prefill(ids[:5])
     alone = torch.cat([backend.forward([token]) for token in ids[5:]])
-    backend.reset()
-    backend.prefill(ids[:5])
-    assert torch.equal(backend.forward(ids[5:]), alone)
+    for sizes in ([len(ids) - 5], [3, 70, 20, 40, 9, 100]):
+        backend.reset()
+        backend.prefill(ids[:5])
+        starts = [5 + sum(sizes[:index]) for index in range(len(sizes))]
+        parts = [backend.forward(ids[start : start + size]) for start, size in zip(starts, sizes, strict=True)]
+        assert torch.equal(torch.cat(parts), alone[: sum(sizes)])
+
+
+@pytest.mark.skipif(not has_kernels(), reason="for the layout on our kernels")
+def test_tokens_of_several_blocks_take_one_forward(monkeypatch: pytest.MonkeyPatch) -> None:
+    backend = TransformersBackend(own(tiny_model()))
+    backend.prefill(list(range(KEY_BLOCK - 4)))
+    original, widths = backend.model.forward, list[int]()
+
+    def forward(input_ids: torch.Tensor, **options: Any) -> Any:
+        widths.append(input_ids.shape[1])
+        return original(input_ids, **options)
+
+    monkeypatch.setattr(backend.model, "forward", forward)
+    backend.forward(list(range(20)))
+    assert widths == [20]
 
 
 @pytest.mark.skipif(not has_kernels(), reason="without our kernels, results depend on torch's threads")
@@ -314,7 +332,7 @@ def test_the_default_model_is_exact_over_200_tokens(dtype: Dtype) -> None:
     rows: list[torch.Tensor] = []
     while len(rows) < 200:
         backend.set_threads(draw.randint(1, 2) if has_kernels() else 1)
-        right = ids[40 + len(rows) : 40 + len(rows) + draw.randint(1, 8)]
+        right = ids[40 + len(rows) : 40 + len(rows) + draw.randint(1, 20)]
         wrong = [draw.randrange(backend.vocab_size) for _ in range(draw.randint(0, 3))]
         rows += list(backend.forward([*right, *wrong])[: len(right)])
         backend.rollback(40 + len(rows))
