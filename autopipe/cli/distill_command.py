@@ -25,6 +25,8 @@ Examples:
 
 - `autopipe drafts answers --out answers --tokens 400000`
 - `autopipe drafts distill --answers answers --out training --layers 0-3 --rank 64 --head 8192`
+- `autopipe drafts distill --answers mine --out training --from smollm2-135m --tokens 1000000`: train the shipped
+  drafter on, on answers to your own prompts
 
 Then name the drafter in a plan, before the target: `{model: smollm2-135m, adapter: training/drafter}`
 """
@@ -38,14 +40,26 @@ def distill(
     target: Annotated[
         str | None, typer.Option("--target", metavar="MODEL", help="The model that gave the answers.")
     ] = None,
+    begin_from: Annotated[
+        str | None,
+        typer.Option(
+            "--from",
+            metavar="DRAFTER",
+            help="Begin with this drafter (a folder, or the model whose drafter ships), its layers, rank and head.",
+        ),
+    ] = None,
     layers: Annotated[
-        str, typer.Option("--layers", metavar="LIST", help="Layers to keep, in this order: `0-3`, `0,1,2,29`.")
-    ] = "0-3",
-    rank: Annotated[int, typer.Option("--rank", metavar="N", help="Rank of LoRA.")] = 64,
-    head: Annotated[int, typer.Option("--head", metavar="N", help="Tokens the drafter can draft.")] = 8192,
+        str | None,
+        typer.Option("--layers", metavar="LIST", help="Layers to keep, in this order: `0-3` (default), `0,1,2,29`."),
+    ] = None,
+    rank: Annotated[int | None, typer.Option("--rank", metavar="N", help="Rank of LoRA; default: 64.")] = None,
+    head: Annotated[
+        int | None, typer.Option("--head", metavar="N", help="Tokens the drafter can draft; default: 8192.")
+    ] = None,
     lora_head: Annotated[
-        bool, typer.Option("--lora-head", help="Adapt the head with LoRA too, instead of training its rows in full.")
-    ] = False,
+        bool | None,
+        typer.Option("--lora-head", help="Adapt the head with LoRA too, instead of training its rows in full."),
+    ] = None,
     tokens: Annotated[
         int | None, typer.Option("--tokens", metavar="N", help="Tokens to train on in all, repeats counted.")
     ] = None,
@@ -85,9 +99,15 @@ def distill(
         from autopipe.core.errors import ConfigError
         from autopipe.core.models import DEFAULT_MODEL
         from autopipe.drafts.distill import Distiller
+        from autopipe.drafts.distill_beginning import Beginning
         from autopipe.drafts.distill_options import DistillOptions
 
         given: dict[str, Any] = {
+            "layers": None if layers is None else parse_layers(layers),
+            "rank": rank,
+            "head": head,
+            "train_head": None if lora_head is None else not lora_head,
+            "begin_from": begin_from,
             "tokens": tokens,
             "batch_tokens": batch_tokens,
             "learning_rate": learning_rate,
@@ -100,20 +120,15 @@ def distill(
             "max_length": max_length,
         }
         fields = {name: value for name, value in given.items() if value is not None}
-        kept_layers = parse_layers(layers)
         try:
-            options = DistillOptions.parse(
-                {
-                    "layers": kept_layers,
-                    "rank": rank,
-                    "head": head,
-                    "train_head": not lora_head,
-                    "seed": seed,
-                    **fields,
-                }
-            )
+            options = DistillOptions.parse({"seed": seed, **fields})
         except ConfigError as error:
             raise ConfigError(f"--{error.key.replace('_', '-')}", error.value, error.allowed) from None
+        if begin_from is not None:
+            for option, value in (("--layers", layers), ("--rank", rank), ("--head", head), ("--lora-head", lora_head)):
+                if value is not None:
+                    raise ConfigError(option, value, "left out beside --from, whose drafter has its own")
+            options = Beginning.read(begin_from).adopt(options)
         if threads is not None:
             if threads < 1:
                 raise ConfigError("--threads", threads, "1 or more")

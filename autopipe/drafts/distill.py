@@ -19,6 +19,7 @@ from autopipe.core.errors import AutoPipeError, ConfigError
 from autopipe.core.models import load_config, load_state, load_tokenizer, resolve, tokenizer_fingerprint
 from autopipe.core.models.loading import eos_token_ids
 from autopipe.core.models.shared_base import DrafterInfo, save_drafter_info, weights_fingerprint
+from autopipe.drafts.distill_beginning import Beginning
 from autopipe.drafts.distill_checkpoint import load_checkpoint, save_checkpoint
 from autopipe.drafts.distill_curve import agreement, write_csv, write_picture
 from autopipe.drafts.distill_data import AnswerPool, Feed, Trimmer, frequent_tokens, heldout_sample
@@ -85,8 +86,11 @@ class Distiller:
             different = [k for k, v in options.fixed().items() if saved[1]["options"].get(k) != v]
             raise ConfigError("--out", str(out), f"a folder begun with the same {', '.join(different)}, or a new one")
         vocab_size = int(config.vocab_size)
+        self._beginning = None if options.begin_from is None else Beginning.read(options.begin_from)
         if saved is not None:
             head_ids = saved[0].pop("head_ids").long()
+        elif self._beginning is not None:
+            head_ids = self._beginning.require(options, config, state)
         else:
             ends = eos_token_ids(source)
             head_ids = torch.from_numpy(frequent_tokens(self._pool.answers, options.head, vocab_size, ends))
@@ -106,7 +110,9 @@ class Distiller:
         )
         self._trimmer = Trimmer(head_ids.numpy(), vocab_size, options.sharpness)
         self._feed = Feed(self._pool, min(_MICRO_TOKENS, options.batch_tokens), options.seed)
-        if saved is None and options.start_from_lens:
+        if saved is None and self._beginning is not None:
+            self.student.load(self._beginning.folder)
+        elif saved is None and options.start_from_lens:
             lens_head(self.student, config, state, self._pool.answers)
         self._optimizer = Optimizer(self.student, options.optimizer)
         self.progress = Progress()
@@ -234,7 +240,9 @@ class Distiller:
         temporary.mkdir(parents=True)
         self.student.save(temporary)
         last = self.progress.curve[-1] if self.progress.curve else {}
-        notes = {"options": self.options.model_dump(mode="json"), "result": last}
+        notes: dict[str, Any] = {"options": self.options.model_dump(mode="json"), "result": last}
+        if self._beginning is not None:
+            notes["before"] = dict(self._beginning.training)
         save_drafter_info(temporary, self._info, self.student.head_ids.int(), notes)
         for file in temporary.iterdir():
             file.chmod(0o644)

@@ -30,6 +30,7 @@ class DistillOptions(UserModel):
         heldout_tokens: answer tokens of the held-out split to evaluate on.
         evaluate_every: tokens between evaluations (and checkpoints).
         kinds: * kinds of answers to train on; None: all.
+        begin_from: * drafter to begin with (see `Beginning`), whose layers, rank and head these options then name.
         seed: *
     """
 
@@ -50,6 +51,7 @@ class DistillOptions(UserModel):
     heldout_tokens: int = Field(default=12_000, ge=1)
     evaluate_every: int = Field(default=100_000, ge=1)
     kinds: tuple[str, ...] | None = None
+    begin_from: str | None = None
     seed: int = 0
 
     _MAY_CHANGE: ClassVar[frozenset[str]] = frozenset(
@@ -72,7 +74,7 @@ class DistillOptions(UserModel):
 
     @property
     def start_from_lens(self) -> bool:
-        return self.train_head and self.start != "copy"
+        return self.train_head and self.start != "copy" and self.begin_from is None
 
     def fixed(self) -> dict[str, Any]:
         """What must be the same when a training goes on."""

@@ -11,7 +11,7 @@ import torch
 from torch.nn import functional
 
 from autopipe.core.backends.fused_config import DecoderShape, reason_unfit, shape_of
-from autopipe.core.errors import AutoPipeError, UnsupportedModelError
+from autopipe.core.errors import AutoPipeError, ModelLoadError, UnsupportedModelError
 from autopipe.core.models.shared_base import MODULES, truncated_base
 from autopipe.drafts.distill_blocks import Block, hidden_states, rms_norm
 
@@ -123,6 +123,23 @@ class Student:
 
     def embed(self, ids: torch.Tensor) -> torch.Tensor:
         return functional.embedding(ids, self._embedding)
+
+    def load(self, folder: Path) -> None:
+        """Take over the parameters of an adapter that `save` wrote.
+
+        Raises:
+            ModelLoadError: it has not just these parameters.
+        """
+        from peft import set_peft_model_state_dict
+        from safetensors.torch import load_file
+
+        tensors = load_file(folder / "adapter_model.safetensors")
+        own = {name.replace(".default", "").replace(".modules_to_save", "") for name, _ in self.named_parameters()}
+        if own != tensors.keys():
+            raise ModelLoadError(
+                f"{folder}: its adapter lacks {sorted(own ^ tensors.keys())[0]}, or has too much of it"
+            )
+        set_peft_model_state_dict(self.peft, tensors)
 
     def save(self, folder: Path) -> None:
         """Write adapter_config.json and adapter_model.safetensors, in bf16, as PEFT does."""

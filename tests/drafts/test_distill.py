@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import csv
 import json
+import shutil
 from pathlib import Path
 
 import pytest
 import torch
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 
-from autopipe.core.errors import ConfigError
+from autopipe.core.errors import ConfigError, ModelLoadError
 from autopipe.core.models import load_config, load_state, resolve
 from autopipe.core.models.shared_base import read_drafter_info, read_head_ids, truncated_base
 from autopipe.drafts.distill import Distiller
+from autopipe.drafts.distill_beginning import Beginning
 from autopipe.drafts.distill_optimizer import schedule
 from autopipe.drafts.distill_options import DistillOptions
 from tests.drafts.distilling import KINDS, tiny_answers, tiny_target
@@ -121,6 +123,56 @@ def test_tokens_and_learning_rates_may_change_when_a_training_goes_on(
 ) -> None:
     longer = Distiller(target, answers, trained, OPTIONS.replace(tokens=9000, learning_rate=1e-3))
     assert 0 < longer.progress.trained_tokens < 9000
+
+
+def test_a_training_may_begin_with_a_drafter_trained_before(
+    trained: Path, target: str, answers: Path, tmp_path: Path
+) -> None:
+    drafter = trained / "drafter"
+    options = Beginning.read(str(drafter)).adopt(DistillOptions(begin_from=str(drafter), tokens=1000, batch_tokens=256))
+    Distiller(target, answers, tmp_path, options).run()
+    begun, ended = _rows(tmp_path)[0], _rows(trained)[-1]
+    assert float(begun["agreement_all"]) == pytest.approx(float(ended["agreement_all"]), abs=0.02)  # stored as bf16
+    assert torch.equal(
+        *(read_head_ids(out / "drafter", read_drafter_info(out / "drafter")) for out in (trained, tmp_path))
+    )
+    notes = json.loads((tmp_path / "drafter" / "drafter.json").read_text())["training"]
+    assert notes["before"]["result"]["trained_tokens"] >= OPTIONS.tokens
+    again = Distiller(target, answers, tmp_path, options.replace(tokens=1500))
+    assert again.progress.trained_tokens >= 1000
+
+
+@pytest.mark.parametrize("option", [{"rank": 4}, {"layers": (0, 1, 2)}, {"head": 100}, {"train_head": False}])
+def test_a_drafter_of_another_shape_is_no_beginning(
+    option: dict[str, object], trained: Path, target: str, answers: Path, tmp_path: Path
+) -> None:
+    drafter = str(trained / "drafter")
+    options = Beginning.read(drafter).adopt(DistillOptions(begin_from=drafter)).replace(**option)
+    with pytest.raises(ConfigError, match=f"--{next(iter(option)).replace('_', '-')}: "):
+        Distiller(target, answers, tmp_path, options)
+
+
+def test_a_drafter_of_another_target_is_no_beginning(trained: Path, target: str, answers: Path, tmp_path: Path) -> None:
+    drafter = tmp_path / "drafter"
+    shutil.copytree(trained / "drafter", drafter)
+    info = json.loads((drafter / "drafter.json").read_text())
+    (drafter / "drafter.json").write_text(json.dumps({**info, "base_fingerprint": "0" * 16}))
+    options = Beginning.read(str(drafter)).adopt(DistillOptions(begin_from=str(drafter)))
+    with pytest.raises(ModelLoadError, match=r"--from: .* other weights"):
+        Distiller(target, answers, tmp_path / "out", options)
+
+
+def test_a_drafter_that_lacks_a_tensor_is_no_beginning(
+    trained: Path, target: str, answers: Path, tmp_path: Path
+) -> None:
+    drafter = tmp_path / "drafter"
+    shutil.copytree(trained / "drafter", drafter)
+    tensors = load_file(drafter / "adapter_model.safetensors")
+    del tensors[next(name for name in tensors if "layernorm" in name)]
+    save_file(tensors, drafter / "adapter_model.safetensors")
+    options = Beginning.read(str(drafter)).adopt(DistillOptions(begin_from=str(drafter)))
+    with pytest.raises(ModelLoadError, match="layernorm"):
+        Distiller(target, answers, tmp_path / "out", options)
 
 
 def test_answers_of_another_tokenizer_are_refused(target: str, answers: Path, tmp_path: Path) -> None:

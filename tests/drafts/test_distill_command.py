@@ -59,6 +59,22 @@ def test_a_bad_option_names_itself(bad: tuple[str, str], tmp_path: Path) -> None
     assert f"{bad[0]}:" in result.stderr
 
 
+@pytest.mark.parametrize("beside", [("--rank", "8"), ("--layers", "0"), ("--head", "64"), ("--lora-head",)])
+def test_a_drafter_to_begin_with_has_its_own_shape(beside: tuple[str, ...], tmp_path: Path) -> None:
+    options = ["--from", "smollm2-135m", *beside, "--answers", str(tmp_path), "--out", str(tmp_path)]
+    result = CliRunner().invoke(app, ["drafts", "distill", *options])
+    assert result.exit_code == 2
+    assert f"{beside[0]}:" in result.stderr
+    assert "--from" in result.stderr
+
+
+def test_a_drafter_to_begin_with_that_is_not_there_names_the_option(tmp_path: Path) -> None:
+    options = ["--from", "nowhere", "--answers", str(tmp_path), "--out", str(tmp_path)]
+    result = CliRunner().invoke(app, ["drafts", "distill", *options])
+    assert result.exit_code == 2
+    assert "--from: 'nowhere'" in result.stderr
+
+
 def test_lora_on_the_head_starts_from_a_copy(tmp_path: Path) -> None:
     options = ["--lora-head", "--start", "lens", "--answers", str(tmp_path), "--out", str(tmp_path)]
     result = CliRunner().invoke(app, ["drafts", "distill", *options])

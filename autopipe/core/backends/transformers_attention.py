@@ -110,14 +110,14 @@ def _attend(
         padding = (0, 0, 0, -num_queries % QUERY_ROWS)
         if position_bias is not None:
             position_bias = functional.pad(position_bias, padding)
-        queries, mask = functional.pad(query, padding), functional.pad(attention_mask, padding)
-        return _attend(queries, key, value, mask, scaling, softcap, s_aux, position_bias)[:, :num_queries]
+        padded = functional.pad(query, padding), key, value, functional.pad(attention_mask, padding)
+        return _attend(*padded, scaling, softcap, s_aux, position_bias)[:, :num_queries]
     if softcap is not None or s_aux is not None or position_bias is not None:
         return _attend_step_by_step(query, key, value, attention_mask, scaling, softcap, s_aux, position_bias)
     causal = attention_mask is None and num_queries > 1
     if groups > 1 and not causal:
         rows = query.reshape(1, key.shape[1], groups * num_queries, head_dim)
-        mask = None
+        mask: torch.Tensor | None = None
         if attention_mask is not None:
             num_keys = attention_mask.shape[-1]
             mask = attention_mask[:, :, None].expand(1, 1, groups, num_queries, num_keys)
