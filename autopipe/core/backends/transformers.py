@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from typing import Any
 
 import torch
@@ -307,7 +308,8 @@ class TransformersBackend(StageBackend):
         inputs: dict[str, Any] = {self._cache_argument: self._cache, "use_cache": True}
         if self._keeps_logits:
             inputs["logits_to_keep"] = keep
-        logits: torch.Tensor = self._model(torch.tensor([ids], device=self._device), **inputs).logits[0]
+        with self._linears.team.team.awake() if self._linears is not None else nullcontext():
+            logits: torch.Tensor = self._model(torch.tensor([ids], device=self._device), **inputs).logits[0]
         return logits[-keep:] if keep else logits
 
 

@@ -44,11 +44,13 @@ class KernelLinear(torch.nn.Module):
         self._packed = packed if store is None else store.keep(packed)
         self._team = team
         self._store = store  # keeps the memory behind the packed weight
+        self._float_bias = None if bias is None else bias.detach().float().contiguous()
         self._job = native._MatmulJob(
             format=weights or WeightFormat.of(weight.dtype),
             inputs=self.in_features,
             outputs=self.out_features,
             weights=self._packed.data_ptr(),
+            bias=None if self._float_bias is None else self._float_bias.data_ptr(),
         )
 
     @property
@@ -58,16 +60,10 @@ class KernelLinear(torch.nn.Module):
 
     def forward(self, rows: torch.Tensor) -> torch.Tensor:
         """[..., in_features] -> [..., out_features], in the dtype given; sums in float32."""
-        flat = rows.reshape(-1, self.in_features).float().contiguous()
-        output = torch.empty(flat.shape[0], self.out_features)
-        for start in range(0, flat.shape[0], _MAX_ROWS):
-            part = flat[start : start + _MAX_ROWS]
-            self._job.rows = part.shape[0]
-            self._job.x, self._job.out = part.data_ptr(), output[start:].data_ptr()
-            self._team.multiply(self._job)
-        if self.bias is not None:
-            output = output + self.bias
-        return output.to(rows.dtype).reshape(*rows.shape[:-1], self.out_features)
+        x = (rows if rows.dtype in _DTYPES else rows.float()).contiguous()
+        output = torch.empty(*x.shape[:-1], self.out_features, dtype=x.dtype)
+        self._team.multiply(self._job, x, output)
+        return output if output.dtype is rows.dtype else output.to(rows.dtype)
 
 
 class WeightStore:
@@ -95,14 +91,23 @@ class KernelTeam:
         self._isa = native.isa_number(None)
         self._converted: dict[int, torch.Tensor] = {}
 
-    def multiply(self, job: Any) -> None:
-        """Run one product. Inputs are first rounded to the weights' dtype, into a buffer kept per width."""
+    def multiply(self, job: Any, x: torch.Tensor, output: torch.Tensor) -> None:
+        """Run one product of contiguous rows, fp32 or bf16. They are first rounded to the weights' dtype, into a buffer
+        kept per width."""
         buffer = self._converted.get(job.inputs)
         if buffer is None:
             buffer = torch.zeros(_MAX_ROWS, job.inputs + -job.inputs % VECTOR_PADDING)
             self._converted[job.inputs] = buffer
         job.converted = buffer.data_ptr()
-        self._multiply(self._isa, ctypes.byref(job), self.team.handle)
+        job.bf16_rows = x.dtype is torch.bfloat16
+        size, job.x, job.out = x.element_size(), x.data_ptr(), output.data_ptr()
+        left = x.numel() // job.inputs
+        while left:
+            job.rows = min(left, _MAX_ROWS)
+            self._multiply(self._isa, ctypes.byref(job), self.team.handle)
+            left -= job.rows
+            if left:
+                job.x, job.out = job.x + job.rows * job.inputs * size, job.out + job.rows * job.outputs * size
 
     def set_threads(self, threads: int) -> None:
         if threads != self.team.threads:

@@ -169,6 +169,7 @@ AUTOPIPE_API void* autopipe_team_create(int threads) {
         return nullptr;
     }
 }
+AUTOPIPE_API void autopipe_team_keep_awake(void* team, int awake) { static_cast<Team*>(team)->keep_awake(awake != 0); }
 AUTOPIPE_API void autopipe_team_destroy(void* team) { delete static_cast<Team*>(team); }
 
 // Elements of one KV page.

@@ -213,21 +213,38 @@ void forward_share(void* job, Team& team, int thread) {
     Forward<M>(*static_cast<ForwardJob*>(job), team, thread).run();
 }
 
-template <class M>
-void matmul_share(void* context, Team& team, int thread) {
+// A thread's share of a product whose rows are of type R.
+template <class M, class R>
+void matmul_rows(const MatmulJob& job, Team& team, int thread) {
     using X = typename M::Activation;
-    MatmulJob& job = *static_cast<MatmulJob*>(context);
     const size_t stride = round_up(job.inputs, 32);
     X* x = static_cast<X*>(job.converted);
     const Share share(job.rows, thread, team.size());
-    for (int row = share.begin; row < share.end; ++row)
-        for (int i = 0; i < job.inputs; ++i) put(x + row * stride + i, job.x[static_cast<size_t>(row) * job.inputs + i]);
+    for (int row = share.begin; row < share.end; ++row) {
+        const R* from = static_cast<const R*>(job.x) + static_cast<size_t>(row) * job.inputs;
+        for (int i = 0; i < job.inputs; ++i) put(x + row * stride + i, get(from + i));
+    }
     team.barrier();
     const Matrix<M> matrix{static_cast<const typename M::Weight*>(job.weights), job.outputs, job.inputs, 1};
     multiply(x, stride, job.rows, matrix, matrix.start_of_share(thread, team.size()), thread, team.size(),
              [&](int row, int block, int count, const float* sums) {
-                 const int begin = block * kLanes;
-                 for (int i = begin; i < begin + count * kLanes && i < job.outputs; ++i)
-                     job.out[static_cast<size_t>(row) * job.outputs + i] = sums[i - begin];
+                 R* out = static_cast<R*>(job.out) + static_cast<size_t>(row) * job.outputs;
+                 int i = block * kLanes;
+                 const float* sum = sums - i;
+                 const int end = i + count * kLanes < job.outputs ? i + count * kLanes : job.outputs;
+                 for (; i + kLanes <= end; i += kLanes) {
+                     const Vec product = load(sum + i);
+                     store_as(out + i, job.bias == nullptr ? product : add(product, load(job.bias + i)));
+                 }
+                 for (; i < end; ++i) put(out + i, job.bias == nullptr ? sum[i] : sum[i] + job.bias[i]);
              });
+}
+
+template <class M>
+void matmul_share(void* context, Team& team, int thread) {
+    const MatmulJob& job = *static_cast<MatmulJob*>(context);
+    if (job.bf16_rows)
+        matmul_rows<M, uint16_t>(job, team, thread);
+    else
+        matmul_rows<M, float>(job, team, thread);
 }

@@ -139,13 +139,15 @@ void forward_avx512bf16(void* job, Team& team, int thread);
 void forward_avx512(void* job, Team& team, int thread);
 void forward_avx2(void* job, Team& team, int thread);
 
-// Plain products for tests: out[rows, outputs] = x[rows, inputs] times packed weights.
+// Plain products: out[rows, outputs] = x[rows, inputs] times packed weights, plus the bias.
 struct MatmulJob {
-    int32_t format;          // AutopipeFormat
+    int32_t format;          // AutopipeFormat of the weights
     int32_t rows, inputs, outputs;
-    const float* x;          // [rows, inputs]
+    int32_t bf16_rows;       // 1: x and out are bf16; 0: fp32
+    const void* x;           // [rows, inputs]
     const void* weights;     // packed
-    float* out;              // [rows, outputs]
+    const float* bias;       // [outputs] or null
+    void* out;               // [rows, outputs]
     void* converted;         // room for x, padded: [rows, round_up(inputs, 32)] floats, zeroed
 };
 void matmul_avx512vnni(void* job, Team& team, int thread);  // quantised weights only

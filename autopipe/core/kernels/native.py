@@ -7,7 +7,8 @@ backend); structs mirror kernels/model.h.
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Sequence
+from collections.abc import Generator, Sequence
+from contextlib import contextmanager
 from ctypes import POINTER, Structure, c_float, c_int32, c_int64, c_size_t, c_void_p
 from dataclasses import dataclass
 
@@ -60,8 +61,8 @@ class _Pass(Structure):
 
 class _MatmulJob(Structure):
     _fields_ = [
-        ("format", c_int32), ("rows", c_int32), ("inputs", c_int32), ("outputs", c_int32),
-        ("x", c_void_p), ("weights", c_void_p), ("out", c_void_p), ("converted", c_void_p),
+        ("format", c_int32), ("rows", c_int32), ("inputs", c_int32), ("outputs", c_int32), ("bf16_rows", c_int32),
+        ("x", c_void_p), ("weights", c_void_p), ("bias", c_void_p), ("out", c_void_p), ("converted", c_void_p),
     ]  # fmt: skip
 
 
@@ -69,6 +70,7 @@ _SIGNATURES: dict[str, tuple[type | None, list[type]]] = {
     "autopipe_allocate": (c_void_p, [c_size_t]),
     "autopipe_free": (None, [c_void_p]),
     "autopipe_team_create": (c_void_p, [ctypes.c_int]),
+    "autopipe_team_keep_awake": (None, [c_void_p, ctypes.c_int]),
     "autopipe_team_destroy": (None, [c_void_p]),
     "autopipe_page_elements": (c_size_t, [POINTER(_ModelDescription)]),
     "autopipe_can_screen": (ctypes.c_int, [ctypes.c_int, ctypes.c_int]),
@@ -132,6 +134,16 @@ class Team:
         if not self.handle:
             raise AutoPipeError(f"cannot start {threads} compute threads")
 
+    @contextmanager
+    def awake(self) -> Generator[None]:
+        """Threads wait for the next job without sleeping meanwhile: waking one takes longer than a short job."""
+        self._native.autopipe_team_keep_awake(self.handle, 1)
+        try:
+            yield
+        finally:
+            if self.handle:
+                self._native.autopipe_team_keep_awake(self.handle, 0)
+
     def close(self) -> None:
         if self.handle:
             self._native.autopipe_team_destroy(self.handle)
@@ -172,21 +184,23 @@ def matmul(
     team: Team,
     isa: str | None = None,
     weights: WeightFormat | None = None,
+    bias: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """x [rows, inputs] fp32 times a packed matrix, as the forward does it; fp32 [rows, outputs].
+    """x [rows, inputs], fp32 or bf16, times a packed matrix, as the forward does it; [rows, outputs] of x's dtype.
 
     Args:
+        bias: fp32 [outputs], added before the result is rounded.
         isa: one of `available_instruction_sets()`; None: the one in use.
         weights: how `packed` is packed; None: not quantised, by its dtype.
     """
     native = _native()
     x = x.contiguous()
     rows, inputs = x.shape
-    out = torch.empty(rows, outputs)
+    out = torch.empty(rows, outputs, dtype=x.dtype)
     converted = torch.zeros(rows, inputs + -inputs % VECTOR_PADDING)
     job = _MatmulJob(
-        weights or WeightFormat.of(packed.dtype), rows, inputs, outputs,
-        x.data_ptr(), packed.data_ptr(), out.data_ptr(), converted.data_ptr(),
+        weights or WeightFormat.of(packed.dtype), rows, inputs, outputs, x.dtype is torch.bfloat16, x.data_ptr(),
+        packed.data_ptr(), None if bias is None else bias.data_ptr(), out.data_ptr(), converted.data_ptr(),
     )  # fmt: skip
     if native.autopipe_matmul(isa_number(isa), ctypes.byref(job), team.handle):
         raise AutoPipeError(f"instruction set {isa!r} is not built in")

@@ -46,12 +46,12 @@ void Gate::advance() {
     if (sleepers_.load(std::memory_order_seq_cst) != 0) wake_all(value_);
 }
 
-void Gate::wait_while(uint32_t old) {
+void Gate::wait_while(uint32_t old, const std::atomic<bool>* awake) {
     for (int i = 0; i < kSpins; ++i) {
         if (value() != old) return;
         pause();
     }
-    for (int i = 0; i < kYields; ++i) {
+    for (int64_t i = 0; i < kYields || (awake != nullptr && awake->load(std::memory_order_relaxed)); ++i) {
         if (value() != old) return;
         std::this_thread::yield();
     }
@@ -73,7 +73,7 @@ Team::~Team() {
 void Team::serve(int thread) {
     uint32_t seen = 0;
     for (;;) {
-        start_.wait_while(seen);
+        start_.wait_while(seen, &awake_);
         ++seen;
         if (closing_) return;
         job_(context_, *this, thread);

@@ -58,6 +58,18 @@ def test_threads_do_not_change_bits(isa, dtype):
     assert all(torch.equal(result, results[0]) for result in results)
 
 
+@pytest.mark.parametrize("isa", INSTRUCTION_SETS)
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("shape", SHAPES)
+def test_rows_may_be_bf16_and_get_a_bias_before_they_are_rounded(isa, dtype, shape, team):
+    x, weight = _operands(9, *shape, dtype)
+    packed, bias = pack_matrix(weight), torch.linspace(-3, 3, shape[0])
+    plain = matmul(x, packed, shape[0], team, isa)
+    assert torch.equal(matmul(x, packed, shape[0], team, isa, bias=bias), plain + bias)
+    assert torch.equal(matmul(x.bfloat16(), packed, shape[0], team, isa), plain.bfloat16())
+    assert torch.equal(matmul(x.bfloat16(), packed, shape[0], team, isa, bias=bias), (plain + bias).bfloat16())
+
+
 @pytest.mark.skipif("avx512" not in INSTRUCTION_SETS, reason="needs AVX-512")
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_avx2_and_avx512_give_the_same_bits(dtype):

@@ -33,15 +33,38 @@ def test_teams_alternate():
         assert torch.equal(matmul(x, packed, 64, teams[turn % 2]), expected)
 
 
+def _cpu_s_of_half_a_second() -> float:
+    process = psutil.Process()
+    time.sleep(0.05)
+    before_s = sum(process.cpu_times()[:2])
+    time.sleep(0.5)
+    return sum(process.cpu_times()[:2]) - before_s
+
+
 def test_team_sleeps_between_jobs():
     weight, x = torch.randn(64, 32), torch.randn(2, 32)
     packed, team = pack_matrix(weight), Team(4)
     matmul(x, packed, 64, team)
-    time.sleep(0.05)
-    process = psutil.Process()
-    before_s = sum(process.cpu_times()[:2])
-    time.sleep(0.5)
-    assert sum(process.cpu_times()[:2]) - before_s < 0.2
+    assert _cpu_s_of_half_a_second() < 0.2
+
+
+def test_team_kept_awake_computes_the_same_and_sleeps_afterwards():
+    weight, x = torch.randn(64, 32), torch.randn(2, 32)
+    packed, team = pack_matrix(weight), Team(3)
+    expected = matmul(x, packed, 64, team)
+    with team.awake():
+        for _ in range(50):
+            assert torch.equal(matmul(x, packed, 64, team), expected)
+        assert _cpu_s_of_half_a_second() > 0.1
+    assert _cpu_s_of_half_a_second() < 0.2
+
+
+def test_team_can_be_closed_while_it_is_awake():
+    team = Team(3)
+    with team.awake():
+        before = psutil.Process().num_threads()
+        team.close()
+        assert psutil.Process().num_threads() == before - 2
 
 
 def test_closed_team_leaves_no_thread():
