@@ -245,10 +245,11 @@ def _run_start(agrees: Floats, drafts: Floats, persistence: float) -> tuple[Floa
         return agrees, more
     after_wrong = (1 - persistence) * agrees
     after_right = persistence * more + after_wrong
-    full = after_wrong * more ** (drafts - 1)
+    rest = more ** (drafts - 1)  # all after the first are right
+    first = after_wrong
     for _ in range(2):
+        full = first * rest
         first = (1 - full) * after_wrong + full * after_right
-        full = first * more ** (drafts - 1)
     return first, more
 
 
