@@ -49,12 +49,16 @@ class _Arena:
 
     def put(self, shape: Sequence[int], dtype: torch.dtype, make: Callable[[], torch.Tensor]) -> int:
         """Address of the tensor made by `make` (only its size counts before `allocate`)."""
+        return self.fill(shape, dtype, lambda memory: memory.copy_(make().reshape(*shape)))
+
+    def fill(self, shape: Sequence[int], dtype: torch.dtype, write: Callable[[torch.Tensor], object]) -> int:
+        """As `put`, of a tensor that `write` fills."""
         offset = self.num_bytes
         size = int(torch.Size(shape).numel()) * dtype.itemsize
         self.num_bytes += size + -size % _ALIGNMENT_BYTES
         if self.memory is None:
             return 0
-        self.memory.tensor(offset, shape, dtype).copy_(make().reshape(*shape))
+        write(self.memory.tensor(offset, shape, dtype))
         return self.memory.address + offset
 
 
@@ -65,33 +69,28 @@ class _Layout:
         self.arena, self.shape, self.dtype, self.weights = arena, shape, dtype, weights
 
     def matrix(self, outputs: int, inputs: int, make: Callable[[], torch.Tensor]) -> int:
-        return self._matrix(outputs, inputs, self.weights, pack_matrix, make)
+        return self._matrix(outputs, inputs, self.weights, make)
 
     def pair(self, outputs: int, inputs: int, gate: torch.Tensor, up: torch.Tensor) -> int:
         """Two matrices, their blocks by turns; `outputs` of both together."""
         if self.weights.quantised:
             blocks, num_bytes = packed_bytes(outputs, inputs, self.weights)
             return self.arena.put((blocks, num_bytes), torch.uint8, lambda: pack_quantised_pair(gate, up, self.weights))
-        return self._matrix(outputs, inputs, self.weights, lambda _: pack_pair(gate, up), lambda: gate)
+        return self.arena.fill(self._padded(outputs, inputs), self.dtype, lambda memory: pack_pair(gate, up, memory))
 
     def head(self, outputs: int, inputs: int, make: Callable[[], torch.Tensor]) -> int:
         weights = WeightFormat.INT8 if self.weights is WeightFormat.INT4 else self.weights  # see quantised.h
-        return self._matrix(outputs, inputs, weights, pack_matrix, make)
+        return self._matrix(outputs, inputs, weights, make)
 
-    def _matrix(
-        self,
-        outputs: int,
-        inputs: int,
-        weights: WeightFormat,
-        pack: Callable[[torch.Tensor], torch.Tensor],
-        make: Callable[[], torch.Tensor],
-    ) -> int:
+    def _matrix(self, outputs: int, inputs: int, weights: WeightFormat, make: Callable[[], torch.Tensor]) -> int:
         if weights.quantised:
             shape = packed_bytes(outputs, inputs, weights)
             return self.arena.put(shape, torch.uint8, lambda: pack_quantised(make(), weights))
+        return self.arena.fill(self._padded(outputs, inputs), self.dtype, lambda memory: pack_matrix(make(), memory))
+
+    def _padded(self, outputs: int, inputs: int) -> tuple[int, int]:
         per_step = 2 if self.dtype == torch.bfloat16 else 1
-        padded = (outputs + -outputs % LANES, inputs + -inputs % per_step)
-        return self.arena.put(padded, self.dtype, lambda: pack(make()))
+        return outputs + -outputs % LANES, inputs + -inputs % per_step
 
     def vector(self, size: int, make: Callable[[], torch.Tensor]) -> int:
         return self.arena.put((size + -size % VECTOR_PADDING,), torch.float32, lambda: pack_vector(make()))

@@ -21,15 +21,33 @@ constexpr size_t kHugePage = size_t{2} << 20;
 size_t round_size(size_t bytes, size_t multiple) { return (bytes + multiple - 1) / multiple * multiple; }
 
 // Zeroed memory on a huge-page border, or null. Huge pages: streaming weights would otherwise miss the TLB every 4 KiB.
+// Pages come zeroed from the system when they are first touched, by whichever thread fills them.
 void* allocate(size_t bytes) {
-    void* memory = nullptr;
     const size_t rounded = round_size(bytes ? bytes : 1, kHugePage);
-    if (posix_memalign(&memory, kHugePage, rounded) != 0) return nullptr;
 #if defined(__linux__)
-    madvise(memory, rounded, MADV_HUGEPAGE);
-#endif
+    void* mapped = mmap(nullptr, rounded + kHugePage, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    if (mapped == MAP_FAILED) return nullptr;
+    char* const begin = static_cast<char*>(mapped);
+    const size_t before = round_size(reinterpret_cast<uintptr_t>(begin), kHugePage) - reinterpret_cast<uintptr_t>(begin);
+    if (before != 0) munmap(begin, before);
+    if (before != kHugePage) munmap(begin + before + rounded, kHugePage - before);
+    madvise(begin + before, rounded, MADV_HUGEPAGE);
+    return begin + before;
+#else
+    void* memory = nullptr;
+    if (posix_memalign(&memory, kHugePage, rounded) != 0) return nullptr;
     std::memset(memory, 0, rounded);
     return memory;
+#endif
+}
+
+void release(void* memory, size_t bytes) {
+#if defined(__linux__)
+    munmap(memory, round_size(bytes ? bytes : 1, kHugePage));
+#else
+    (void)bytes;
+    std::free(memory);
+#endif
 }
 
 void* allocate_small(size_t bytes) {
@@ -159,7 +177,7 @@ using autopipe::Model;
 using autopipe::Team;
 
 AUTOPIPE_API void* autopipe_allocate(size_t bytes) { return autopipe::allocate(bytes); }
-AUTOPIPE_API void autopipe_free(void* memory) { std::free(memory); }
+AUTOPIPE_API void autopipe_free(void* memory, size_t bytes) { autopipe::release(memory, bytes); }
 
 // Null when the threads cannot be started.
 AUTOPIPE_API void* autopipe_team_create(int threads) {

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 
 import torch
 
+from autopipe.core.affinity import usable_cores
 from autopipe.core.errors import AutoPipeError
 from autopipe.core.kernels.formats import WeightFormat
 from autopipe.core.kernels.loader import INSTRUCTION_SETS, instruction_set, library, reason_missing
@@ -68,7 +69,7 @@ class _MatmulJob(Structure):
 
 _SIGNATURES: dict[str, tuple[type | None, list[type]]] = {
     "autopipe_allocate": (c_void_p, [c_size_t]),
-    "autopipe_free": (None, [c_void_p]),
+    "autopipe_free": (None, [c_void_p, c_size_t]),
     "autopipe_team_create": (c_void_p, [ctypes.c_int]),
     "autopipe_team_keep_awake": (None, [c_void_p, ctypes.c_int]),
     "autopipe_team_destroy": (None, [c_void_p]),
@@ -78,6 +79,10 @@ _SIGNATURES: dict[str, tuple[type | None, list[type]]] = {
     "autopipe_model_destroy": (None, [c_void_p]),
     "autopipe_forward": (ctypes.c_int, [c_void_p, POINTER(_Pass)]),
     "autopipe_matmul": (ctypes.c_int, [ctypes.c_int, POINTER(_MatmulJob), c_void_p]),
+    "autopipe_pack": (
+        None,
+        [c_void_p, ctypes.c_int, ctypes.c_int, ctypes.c_int, c_void_p, c_size_t, ctypes.c_int],
+    ),
     "autopipe_read": (None, [c_void_p, c_size_t, c_void_p]),
 }
 
@@ -116,7 +121,7 @@ class Memory:
 
     def close(self) -> None:
         if self.address:
-            self._native.autopipe_free(self.address)
+            self._native.autopipe_free(self.address, self.num_bytes)
             self.address = 0
 
     def __del__(self) -> None:
@@ -154,22 +159,36 @@ class Team:
             self.close()
 
 
-def pack_matrix(weight: torch.Tensor) -> torch.Tensor:
+def pack_matrix(weight: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
     """[outputs, inputs] to the kernels' layout, zero padded; bf16 or fp32 by the weight's dtype.
+
+    Args:
+        out: where to, contiguous, of the result's size and dtype; None: new memory.
 
     Returns:
         bf16: [outputs/16, inputs/2, 16, 2]; fp32: [outputs/16, inputs, 16, 1].
     """
-    inputs_per_step = 2 if weight.dtype == torch.bfloat16 else 1
-    outputs, inputs = weight.shape
-    padded = torch.nn.functional.pad(weight, (0, -inputs % inputs_per_step, 0, -outputs % LANES))
-    blocks = padded.view(padded.shape[0] // LANES, LANES, padded.shape[1] // inputs_per_step, inputs_per_step)
-    return blocks.permute(0, 2, 1, 3).contiguous()
+    return _pack([weight], out)
 
 
-def pack_pair(gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
+def pack_pair(gate: torch.Tensor, up: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
     """Two matrices of one shape packed block by block by turns: gate 0, up 0, gate 1, ..."""
-    return torch.stack((pack_matrix(gate), pack_matrix(up)), dim=1).flatten(0, 1)
+    return _pack([gate, up], out)
+
+
+def _pack(matrices: Sequence[torch.Tensor], out: torch.Tensor | None) -> torch.Tensor:
+    (outputs, inputs), dtype = matrices[0].shape, matrices[0].dtype
+    per_step = 2 if dtype == torch.bfloat16 else 1
+    shape = (len(matrices) * -(-outputs // LANES), -(-inputs // per_step), LANES, per_step)
+    out = torch.empty(shape, dtype=dtype) if out is None else out.view(shape)
+    block_bytes = out[0].numel() * dtype.itemsize
+    for turn, matrix in enumerate(matrices):
+        whole = matrix.contiguous()
+        _native().autopipe_pack(
+            whole.data_ptr(), dtype.itemsize, outputs, inputs, out.data_ptr() + turn * block_bytes,
+            len(matrices) * block_bytes, usable_cores(),
+        )  # fmt: skip
+    return out
 
 
 def pack_vector(vector: torch.Tensor) -> torch.Tensor:

@@ -90,3 +90,21 @@ def test_bf16_packing_puts_pairs_of_inputs_side_by_side():
 def test_pair_packing_takes_blocks_by_turns():
     gate, up = torch.full((32, 4), 1.0), torch.full((32, 4), 2.0)
     assert pack_pair(gate, up)[:, 0, 0, 0].tolist() == [1.0, 2.0, 1.0, 2.0]
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("shape", [*SHAPES, (1000, 1100)])
+def test_packing_moves_every_number_to_its_place_and_pads_with_zeros(dtype, shape):
+    outputs, inputs = shape
+    weight = torch.arange(outputs * inputs, dtype=torch.float32).view(shape).to(dtype)
+    per_step = 2 if dtype is torch.bfloat16 else 1
+    padded = torch.nn.functional.pad(weight, (0, -inputs % per_step, 0, -outputs % 16))
+    expected = padded.view(-1, 16, padded.shape[1] // per_step, per_step).permute(0, 2, 1, 3)
+    assert torch.equal(pack_matrix(weight), expected)
+    assert torch.equal(pack_matrix(weight.T.contiguous().T), expected)
+    into = torch.full(padded.shape, 9.0, dtype=dtype)
+    pack_matrix(weight, into)
+    assert torch.equal(into.view(expected.shape), expected)
+    pair = pack_pair(weight, -weight)
+    assert torch.equal(pair[0::2], expected)
+    assert torch.equal(pair[1::2], -expected)
