@@ -158,7 +158,7 @@ class _WholeVocabulary(Runner):
     """Spreads the logits of a trimmed head over the target's vocabulary."""
 
     def __init__(self, inner: Runner, head_ids: torch.Tensor, vocab_size: int) -> None:
-        self._inner, self._head_ids, self._vocab_size = inner, head_ids, vocab_size
+        self._inner, self._head_ids, self._vocab_size = inner, head_ids.numpy(), vocab_size
         self.exact = inner.exact
         self.weight_bytes, self.kv_bytes_per_token = inner.weight_bytes, inner.kv_bytes_per_token
         self._logits = torch.empty(0, vocab_size)
@@ -171,7 +171,9 @@ class _WholeVocabulary(Runner):
         if self._logits.shape[0] < num_logits:
             self._logits = torch.full((num_logits, self._vocab_size), -torch.inf)
         logits = self._logits[:num_logits]
-        return logits.index_copy_(1, self._head_ids, self._inner.run(ids, position, num_logits))
+        # By numpy: torch would wake its threads, which then spin beside those of the kernels.
+        logits.numpy()[:, self._head_ids] = self._inner.run(ids, position, num_logits).numpy()
+        return logits
 
     def best(self, ids: Sequence[int], position: int, num_logits: int) -> list[int]:
         rows = self._inner.best(ids, position, num_logits)  # of the head, whose ids ascend
