@@ -125,7 +125,8 @@ def distill(
         except ConfigError as error:
             raise ConfigError(f"--{error.key.replace('_', '-')}", error.value, error.allowed) from None
         if begin_from is not None:
-            for option, value in (("--layers", layers), ("--rank", rank), ("--head", head), ("--lora-head", lora_head)):
+            own = {"--layers": layers, "--rank": rank, "--head": head, "--lora-head": lora_head, "--start": start}
+            for option, value in own.items():
                 if value is not None:
                     raise ConfigError(option, value, "left out beside --from, whose drafter has its own")
             options = Beginning.read(begin_from).adopt(options)

@@ -7,7 +7,7 @@ import math
 import os
 import shutil
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -82,15 +82,19 @@ class Distiller:
         heldout = AnswerPool(answers, "heldout", kinds=options.kinds, max_length=options.max_length)
         self._heldout = heldout_sample(heldout.answers, options.heldout_tokens)
         saved = load_checkpoint(out / "checkpoints")
-        if saved is not None and saved[1]["options"] != options.fixed():
-            different = [k for k, v in options.fixed().items() if saved[1]["options"].get(k) != v]
-            raise ConfigError("--out", str(out), f"a folder begun with the same {', '.join(different)}, or a new one")
-        vocab_size = int(config.vocab_size)
-        self._beginning = None if options.begin_from is None else Beginning.read(options.begin_from)
         if saved is not None:
-            head_ids = saved[0].pop("head_ids").long()
-        elif self._beginning is not None:
-            head_ids = self._beginning.require(options, config, state)
+            different = [k for k, v in options.fixed().items() if saved[1]["options"].get(k) != v]
+            if different:
+                names = ", ".join(different).replace("begin_from", "--from")
+                allowed = f"a folder begun with the same {names}, or a new one"
+                raise ConfigError("--out", str(out), allowed)
+        vocab_size = int(config.vocab_size)
+        beginning = None if saved is not None or options.begin_from is None else Beginning.read(options.begin_from)
+        self._before: Mapping[str, Any] | None = None
+        if saved is not None:
+            head_ids, self._before = saved[0].pop("head_ids").long(), saved[1].get("before")
+        elif beginning is not None:
+            head_ids, self._before = beginning.require(options, config, state), beginning.training
         else:
             ends = eos_token_ids(source)
             head_ids = torch.from_numpy(frequent_tokens(self._pool.answers, options.head, vocab_size, ends))
@@ -110,8 +114,8 @@ class Distiller:
         )
         self._trimmer = Trimmer(head_ids.numpy(), vocab_size, options.sharpness)
         self._feed = Feed(self._pool, min(_MICRO_TOKENS, options.batch_tokens), options.seed)
-        if saved is None and self._beginning is not None:
-            self.student.load(self._beginning.folder)
+        if beginning is not None:
+            self.student.load(beginning.folder)
         elif saved is None and options.start_from_lens:
             lens_head(self.student, config, state, self._pool.answers)
         self._optimizer = Optimizer(self.student, options.optimizer)
@@ -206,6 +210,7 @@ class Distiller:
         tensors["head_ids"] = self.student.head_ids.int()
         state = {
             "options": self.options.fixed(),
+            "before": self._before,
             "step": progress.step,
             "trained_tokens": progress.trained_tokens,
             "seconds": progress.seconds,
@@ -241,8 +246,8 @@ class Distiller:
         self.student.save(temporary)
         last = self.progress.curve[-1] if self.progress.curve else {}
         notes: dict[str, Any] = {"options": self.options.model_dump(mode="json"), "result": last}
-        if self._beginning is not None:
-            notes["before"] = dict(self._beginning.training)
+        if self._before is not None:
+            notes["before"] = self._before
         save_drafter_info(temporary, self._info, self.student.head_ids.int(), notes)
         for file in temporary.iterdir():
             file.chmod(0o644)

@@ -52,19 +52,23 @@ class Beginning:
         Raises:
             ConfigError: there is none, or none that `autopipe drafts distill` made.
         """
-        folder = adapter_folder(drafter)
-        info, config = read_drafter_info(folder, KEY), read_adapter_config(folder, KEY)
-        training = json.loads((Path(folder) / INFO_FILE).read_text(encoding="utf-8")).get("training", {})
+        named = adapter_folder(drafter)
+        info, config = read_drafter_info(named, KEY), read_adapter_config(named, KEY)
+        folder = Path(named).expanduser().resolve()
+        training = json.loads((folder / INFO_FILE).read_text(encoding="utf-8")).get("training")
         try:
+            if config.get("use_rslora") or config.get("rank_pattern") or config.get("alpha_pattern"):
+                raise ValueError
             rank, alpha = int(config["r"]), float(config["lora_alpha"])
             train_head = "lm_head" in (config.get("modules_to_save") or ())
         except (KeyError, TypeError, ValueError):
             raise ConfigError(KEY, drafter, "a drafter made by `autopipe drafts distill`") from None
-        return cls(Path(folder), info, rank, alpha, train_head, training)
+        return cls(folder, info, rank, alpha, train_head, training if isinstance(training, dict) else {})
 
     def adopt(self, options: DistillOptions) -> DistillOptions:
-        """The options with the drafter's layers, rank and head."""
+        """The options with the drafter's layers, rank and head, and its folder in full."""
         return options.replace(
+            begin_from=str(self.folder),
             layers=self.info.layers,
             rank=self.rank,
             alpha=self.alpha,

@@ -138,8 +138,31 @@ def test_a_training_may_begin_with_a_drafter_trained_before(
     )
     notes = json.loads((tmp_path / "drafter" / "drafter.json").read_text())["training"]
     assert notes["before"]["result"]["trained_tokens"] >= OPTIONS.tokens
-    again = Distiller(target, answers, tmp_path, options.replace(tokens=1500))
-    assert again.progress.trained_tokens >= 1000
+
+
+def test_a_training_goes_on_without_the_drafter_it_began_with(
+    trained: Path, target: str, answers: Path, tmp_path: Path
+) -> None:
+    drafter, out = tmp_path / "drafter", tmp_path / "out"
+    shutil.copytree(trained / "drafter", drafter)
+    options = Beginning.read(str(drafter)).adopt(DistillOptions(begin_from=str(drafter), tokens=500, batch_tokens=256))
+    Distiller(target, answers, out, options).run()
+    shutil.rmtree(drafter)
+    Distiller(target, answers, out, options.replace(tokens=1000)).run()
+    notes = json.loads((out / "drafter" / "drafter.json").read_text())["training"]
+    assert notes["before"]["result"]["trained_tokens"] >= OPTIONS.tokens
+
+
+def test_a_training_begun_before_an_option_was_known_goes_on(
+    trained: Path, target: str, answers: Path, tmp_path: Path
+) -> None:
+    out = tmp_path / "out"
+    shutil.copytree(trained, out)
+    for file in (out / "checkpoints").glob("step-*/state.json"):
+        state = json.loads(file.read_text())
+        del state["options"]["begin_from"], state["before"]
+        file.write_text(json.dumps(state))
+    assert Distiller(target, answers, out, OPTIONS).progress.trained_tokens >= OPTIONS.tokens
 
 
 @pytest.mark.parametrize("option", [{"rank": 4}, {"layers": (0, 1, 2)}, {"head": 100}, {"train_head": False}])

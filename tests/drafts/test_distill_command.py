@@ -59,7 +59,9 @@ def test_a_bad_option_names_itself(bad: tuple[str, str], tmp_path: Path) -> None
     assert f"{bad[0]}:" in result.stderr
 
 
-@pytest.mark.parametrize("beside", [("--rank", "8"), ("--layers", "0"), ("--head", "64"), ("--lora-head",)])
+@pytest.mark.parametrize(
+    "beside", [("--rank", "8"), ("--layers", "0"), ("--head", "64"), ("--lora-head",), ("--start", "copy")]
+)
 def test_a_drafter_to_begin_with_has_its_own_shape(beside: tuple[str, ...], tmp_path: Path) -> None:
     options = ["--from", "smollm2-135m", *beside, "--answers", str(tmp_path), "--out", str(tmp_path)]
     result = CliRunner().invoke(app, ["drafts", "distill", *options])

@@ -3,7 +3,8 @@
 How `exact` is kept. Library kernels round a row differently when a call has another number of rows or keys. So
 a forward offers a row a number of keys that depends on the row's position alone (masked up to a multiple of
 `KEY_BLOCK`), and the number of rows is kept out of the result in the cheapest way that serves (see `Layout`):
-on a CPU, linear layers move to our own kernels, whose rows are independent; elsewhere every forward has the same
+on a CPU, linear layers move to our own kernels, whose rows are independent, and attention takes a forward's rows in
+groups of eight; elsewhere every forward has the same
 number of rows, the rest padding; and models for which neither holds (mixtures of experts, whose matmuls grow with
 the rows that chose an expert; ALiBi biases that must fit the keys) run one token per forward, which is exact for
 every model, but no faster for several tokens. A check at load finds out which.
@@ -24,7 +25,7 @@ from autopipe.core.backends.transformers_attention import NAME as ATTENTION
 from autopipe.core.backends.transformers_attention import QUERY_ROWS, Block, attending_in
 from autopipe.core.backends.transformers_cache import RollbackLayer, Step, rollback_cache, unfit_reason
 from autopipe.core.backends.transformers_check import check_at_load
-from autopipe.core.backends.transformers_layout import Layout
+from autopipe.core.backends.transformers_layout import Layout, long_from
 from autopipe.core.backends.transformers_linear import KernelLinears, fits_kernels, weight_bytes
 from autopipe.core.backends.transformers_moves import Moved, move_layers
 from autopipe.core.errors import ConfigError, ContextLengthError, RollbackError, UnsupportedModelError
@@ -58,7 +59,7 @@ class TransformersBackend(StageBackend):
             same cores slow each other down).
         max_length: shorten the context; None: the model's own.
         kernels: use our own kernels for linear layers where they fit (CPU; bf16 or fp32).
-        check: run the check at load (about fifteen forwards); false: trust the first layout.
+        check: run the check at load (about ten forwards); false: trust the first layout.
 
     Raises:
         ConfigError, ModelLoadError: the model cannot be found or loaded.
@@ -128,6 +129,7 @@ class TransformersBackend(StageBackend):
             self.layout = Layout.ROWS if self._linears is not None and own_attention else Layout.PADDED
         self._rows = min(rows, self.max_length)
         self._device = self._model.get_input_embeddings().weight.device
+        self._long_from = long_from(config)
         self._keeps_logits = "logits_to_keep" in inspect.signature(type(self._model).forward).parameters
         self._cache_argument = _cache_argument(self._model)
         self.device_map = dict(device_map) if isinstance(device_map, dict) else None
@@ -205,9 +207,8 @@ class TransformersBackend(StageBackend):
         if self.layout is Layout.SINGLE:
             return self._append([(1, self._run_free)] * len(ids), ids)
         if self.layout is Layout.ROWS:
-            starts = range(0, len(ids), MOST_ROWS)
-            return self._append([(min(MOST_ROWS, len(ids) - start), self._run_rows) for start in starts], ids)
-        return self._append([(size, self._run_padded) for size in self._sizes(len(ids), self._rows)], ids)
+            return self._append([(size, self._run_rows) for size in self._sizes(len(ids), MOST_ROWS)], ids)
+        return self._append([(size, self._run_padded) for size in self._sizes(len(ids), self._rows, KEY_BLOCK)], ids)
 
     def rollback(self, length: int) -> None:
         if not 0 <= length <= len(self._ids):
@@ -270,7 +271,7 @@ class TransformersBackend(StageBackend):
 
     def _run_rows(self, ids: Sequence[int], last_only: bool = False) -> torch.Tensor:
         blocks, start = list[Block](), len(self._ids)
-        for size in self._sizes(len(ids), QUERY_ROWS):
+        for size in self._sizes(len(ids), QUERY_ROWS, KEY_BLOCK):
             blocks.append(Block(size, self._num_keys(len(self._ids))))
             self._ids.extend(ids[len(self._ids) - start :][:size])
         with attending_in(blocks):
@@ -278,7 +279,7 @@ class TransformersBackend(StageBackend):
 
     def _run_padded(self, ids: Sequence[int], last_only: bool = False) -> torch.Tensor:
         length = len(self._ids)
-        start = min(length, self.max_length - self._rows)  # at the context's end the padding is in front
+        start = max(0, min(length, self._border(length) - self._rows))  # before a border the padding is in front
         self._ids.extend(ids)
         row_ids = self._ids[start : start + self._rows]
         row_ids = row_ids + [row_ids[-1]] * (self._rows - len(row_ids))
@@ -292,11 +293,17 @@ class TransformersBackend(StageBackend):
         """
         return KEY_BLOCK * (position // KEY_BLOCK + 1) + _SPARE_KEYS * (1 + self._rows // _SPARE_KEYS)
 
-    def _sizes(self, count: int, most: int) -> list[int]:
-        """Cut `count` tokens so that no part has more than `most`, or rows of different blocks of keys."""
+    def _border(self, position: int) -> int:
+        """Where the positions end whose forwards turn by the same angles as that of `position`: see `long_from`."""
+        if self._long_from is not None and position < self._long_from < self.max_length:
+            return self._long_from
+        return self.max_length
+
+    def _sizes(self, count: int, most: int, block: int = _UNLIMITED) -> list[int]:
+        """Cut `count` tokens so that no part has more than `most`, or crosses a border or a multiple of `block`."""
         sizes, length = [], len(self._ids)
         while count:
-            sizes.append(min(count, most, KEY_BLOCK - length % KEY_BLOCK))
+            sizes.append(min(count, most, block - length % block, self._border(length) - length))
             length += sizes[-1]
             count -= sizes[-1]
         return sizes

@@ -1,7 +1,7 @@
 """Linear layers of transformers models on AutoPipe's own CPU kernels.
 
 A row's result does not depend on how many rows are computed, nor on the number of threads, and each weight is read
-from memory once for up to 8 rows. So an exact forward needs no padding rows.
+from memory once for all of up to 256 rows. So an exact forward needs no padding rows.
 """
 
 from __future__ import annotations
@@ -40,8 +40,7 @@ class KernelLinear(torch.nn.Module):
         self.out_features, self.in_features = weight.shape
         self.weight = torch.nn.Parameter(torch.empty_like(weight, device="meta"), requires_grad=False)
         self.bias = None if bias is None else torch.nn.Parameter(bias.detach(), requires_grad=False)
-        packed = pack_matrix(weight.detach()) if weights is None else pack_quantised(weight.detach(), weights)
-        self._packed = packed if store is None else store.keep(packed)
+        self._packed = _pack(weight.detach(), weights, store)
         self._team = team
         self._store = store  # keeps the memory behind the packed weight
         self._float_bias = None if bias is None else bias.detach().float().contiguous()
@@ -73,11 +72,10 @@ class WeightStore:
         self._memory = Memory(num_bytes)
         self._used = 0
 
-    def keep(self, packed: torch.Tensor) -> torch.Tensor:
-        """A copy of a packed weight in the store; valid while the store lives."""
-        view = self._memory.tensor(self._used, packed.shape, packed.dtype)
-        view.copy_(packed)
-        self._used += packed.numel() * packed.element_size()
+    def room(self, num_bytes: int, dtype: torch.dtype) -> torch.Tensor:
+        """The next so many bytes, as one row of numbers; valid while the store lives."""
+        view = self._memory.tensor(self._used, [num_bytes // dtype.itemsize], dtype)
+        self._used += num_bytes
         return view
 
 
@@ -92,8 +90,8 @@ class KernelTeam:
         self._converted: dict[int, torch.Tensor] = {}
 
     def multiply(self, job: Any, x: torch.Tensor, output: torch.Tensor) -> None:
-        """Run one product of contiguous rows, fp32 or bf16. They are first rounded to the weights' dtype, into a buffer
-        kept per width."""
+        """Run one product of contiguous rows, fp32 or bf16; they are brought into the kernels' form in a buffer kept
+        per width."""
         buffer = self._converted.get(job.inputs)
         if buffer is None:
             buffer = torch.zeros(_MAX_ROWS, job.inputs + -job.inputs % VECTOR_PADDING)
@@ -164,6 +162,16 @@ def _stored_bytes(tensor: torch.Tensor) -> int:
         return tensor.numel() * tensor.element_size()
     names, _ = flatten()
     return sum(_stored_bytes(getattr(tensor, name)) for name in names)
+
+
+def _pack(weight: torch.Tensor, weights: WeightFormat | None, store: WeightStore | None) -> torch.Tensor:
+    """The kernels' form of a weight, in the store if there is one."""
+    dtype = weight.dtype if weights is None else torch.uint8
+    room = None if store is None else store.room(_packed_bytes(weight, weights), dtype)
+    if weights is None:
+        return pack_matrix(weight, room)
+    packed = pack_quantised(weight, weights)
+    return packed if room is None else room.copy_(packed.flatten())
 
 
 def _packed_bytes(weight: torch.Tensor, weights: WeightFormat | None) -> int:

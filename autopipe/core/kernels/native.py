@@ -181,6 +181,10 @@ def _pack(matrices: Sequence[torch.Tensor], out: torch.Tensor | None) -> torch.T
     per_step = 2 if dtype == torch.bfloat16 else 1
     shape = (len(matrices) * -(-outputs // LANES), -(-inputs // per_step), LANES, per_step)
     out = torch.empty(shape, dtype=dtype) if out is None else out.view(shape)
+    if dtype not in (torch.bfloat16, torch.float32) or out.dtype != dtype or not out.is_contiguous():
+        raise AutoPipeError(f"matrices of {dtype} cannot be packed into {out.dtype}, only bf16 or fp32 into the same")
+    if any(matrix.shape != matrices[0].shape or matrix.dtype != dtype for matrix in matrices):
+        raise AutoPipeError("matrices that are packed together are of one shape and dtype")
     block_bytes = out[0].numel() * dtype.itemsize
     for turn, matrix in enumerate(matrices):
         whole = matrix.contiguous()

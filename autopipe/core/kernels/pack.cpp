@@ -58,10 +58,14 @@ AUTOPIPE_API void autopipe_pack(const void* source, int number_bytes, int output
     const int blocks = blocks_of(outputs);
     const size_t bytes = static_cast<size_t>(outputs) * inputs * number_bytes;
     const int helpers = static_cast<int>(std::min<size_t>(std::max(threads, 1), 1 + bytes / kWorthAThread)) - 1;
+    const auto begin_of = [&](int share) { return static_cast<int>(int64_t{blocks} * share / (helpers + 1)); };
     std::vector<std::thread> others;
-    for (int i = 0; i < helpers; ++i)
-        others.emplace_back(pack, job, static_cast<int>(int64_t{blocks} * i / (helpers + 1)),
-                            static_cast<int>(int64_t{blocks} * (i + 1) / (helpers + 1)));
-    pack(job, static_cast<int>(int64_t{blocks} * helpers / (helpers + 1)), blocks);
+    int shares = 0;  // that have a thread of their own
+    try {
+        others.reserve(helpers);
+        for (; shares < helpers; ++shares) others.emplace_back(pack, job, begin_of(shares), begin_of(shares + 1));
+    } catch (...) {  // no more threads: the caller does the rest
+    }
+    pack(job, begin_of(shares), blocks);
     for (std::thread& other : others) other.join();
 }

@@ -61,10 +61,18 @@ void Gate::wait_while(uint32_t old, const std::atomic<bool>* awake) {
 }
 
 Team::Team(int threads) : size_(threads < 1 ? 1 : threads) {
-    for (int thread = 1; thread < size_; ++thread) threads_.emplace_back(&Team::serve, this, thread);
+    try {
+        threads_.reserve(size_ - 1);
+        for (int thread = 1; thread < size_; ++thread) threads_.emplace_back(&Team::serve, this, thread);
+    } catch (...) {  // the system gives no more
+        dismiss();
+        throw;
+    }
 }
 
-Team::~Team() {
+Team::~Team() { dismiss(); }
+
+void Team::dismiss() {
     closing_ = true;
     start_.advance();
     for (std::thread& thread : threads_) thread.join();

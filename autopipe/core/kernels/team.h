@@ -1,6 +1,6 @@
 // A team of threads that runs one job at a time, the caller being thread 0, and a barrier between a job's phases.
-// Threads sleep between jobs, unless kept awake. Waits spin for some microseconds, then yield, then sleep: another process may want the
-// core, and the thread waited for may be the one that was put aside.
+// Threads sleep between jobs, unless kept awake. Waits spin for some microseconds, then yield, then sleep: another
+// process may want the core, and the thread waited for may be the one that was put aside.
 #pragma once
 
 #include <atomic>
@@ -42,6 +42,7 @@ class Team {
 
    private:
     void serve(int thread);
+    void dismiss();
 
     const int size_;
     Job job_ = nullptr;

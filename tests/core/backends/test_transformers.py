@@ -94,6 +94,28 @@ def test_tokens_of_several_blocks_take_one_forward(monkeypatch: pytest.MonkeyPat
     assert widths == [20]
 
 
+@pytest.mark.parametrize("kernels", [True, False])
+def test_is_exact_where_a_model_changes_to_its_long_rotary_factors(kernels: bool) -> None:
+    rope = {
+        "rope_type": "longrope",
+        "rope_theta": 10000.0,
+        "short_factor": [1.0] * 8,
+        "long_factor": [4.0] * 8,
+        "original_max_position_embeddings": 70,
+    }
+    model = tiny_model(
+        max_position_embeddings=300, original_max_position_embeddings=70, rope_parameters=rope, head_dim=16
+    )
+    backend = TransformersBackend(own(model), kernels=kernels)
+    ids = [(31 * index) % backend.vocab_size for index in range(100)]
+    backend.prefill(ids[:40])
+    alone = torch.cat([backend.forward([token]) for token in ids[40:]])
+    backend.rollback(40)
+    assert torch.equal(backend.forward(ids[40:]), alone)
+    backend.rollback(62)
+    assert torch.equal(backend.forward(ids[62:75]), alone[22:35])
+
+
 @pytest.mark.skipif(not has_kernels(), reason="without our kernels, results depend on torch's threads")
 def test_results_do_not_depend_on_threads() -> None:
     backend = TransformersBackend(own(tiny_model()), threads=1)

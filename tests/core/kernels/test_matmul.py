@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from autopipe.core import kernels
+from autopipe.core.errors import AutoPipeError
 from autopipe.core.kernels.native import Team, matmul, pack_matrix, pack_pair
 
 pytestmark = pytest.mark.skipif(not kernels.has_kernels(), reason=kernels.reason_missing() or "kernels")
@@ -96,15 +97,33 @@ def test_pair_packing_takes_blocks_by_turns():
 @pytest.mark.parametrize("shape", [*SHAPES, (1000, 1100)])
 def test_packing_moves_every_number_to_its_place_and_pads_with_zeros(dtype, shape):
     outputs, inputs = shape
-    weight = torch.arange(outputs * inputs, dtype=torch.float32).view(shape).to(dtype)
+    whole = torch.int16 if dtype is torch.bfloat16 else torch.int32
+    generator = torch.Generator().manual_seed(0)
+    weight = torch.randint(-(1 << 14), 1 << 14, shape, dtype=whole, generator=generator).view(
+        dtype
+    )  # hardly any two alike
     per_step = 2 if dtype is torch.bfloat16 else 1
     padded = torch.nn.functional.pad(weight, (0, -inputs % per_step, 0, -outputs % 16))
     expected = padded.view(-1, 16, padded.shape[1] // per_step, per_step).permute(0, 2, 1, 3)
-    assert torch.equal(pack_matrix(weight), expected)
-    assert torch.equal(pack_matrix(weight.T.contiguous().T), expected)
+    expected = expected.contiguous().view(whole)
+    assert torch.equal(pack_matrix(weight).view(whole), expected)
+    assert torch.equal(pack_matrix(weight.T.contiguous().T).view(whole), expected)
     into = torch.full(padded.shape, 9.0, dtype=dtype)
     pack_matrix(weight, into)
-    assert torch.equal(into.view(expected.shape), expected)
-    pair = pack_pair(weight, -weight)
+    assert torch.equal(into.view(expected.shape).view(whole), expected)
+    other = weight.flip(1)
+    pair = pack_pair(weight, other, torch.full((2 * padded.shape[0], padded.shape[1]), 9.0, dtype=dtype)).view(whole)
     assert torch.equal(pair[0::2], expected)
-    assert torch.equal(pair[1::2], -expected)
+    assert torch.equal(pair[1::2], pack_matrix(other).view(whole))
+
+
+def test_what_cannot_be_packed_is_refused():
+    weight = torch.zeros(16, 32)
+    for bad in (
+        lambda: pack_matrix(weight.half()),
+        lambda: pack_matrix(weight, torch.zeros(16, 32, dtype=torch.bfloat16)),
+        lambda: pack_pair(weight, torch.zeros(16, 16)),
+        lambda: pack_pair(weight, weight.bfloat16()),
+    ):
+        with pytest.raises(AutoPipeError, match="packed"):
+            bad()
