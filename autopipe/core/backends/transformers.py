@@ -3,11 +3,11 @@
 How `exact` is kept. Library kernels round a row differently when a call has another number of rows or keys. So
 a forward offers a row a number of keys that depends on the row's position alone (masked up to a multiple of
 `KEY_BLOCK`), and the number of rows is kept out of the result in the cheapest way that serves (see `Layout`):
-on a CPU, linear layers move to our own kernels, whose rows are independent, and attention takes a forward's rows in
-groups of eight; elsewhere every forward has the same
-number of rows, the rest padding; and models for which neither holds (mixtures of experts, whose matmuls grow with
-the rows that chose an expert; ALiBi biases that must fit the keys) run one token per forward, which is exact for
-every model, but no faster for several tokens. A check at load finds out which.
+on a CPU, linear layers move to our own kernels, whose rows are independent, and attention takes rows in groups of
+eight; elsewhere every forward has the same number of rows, the rest padding; and models for which neither holds
+(mixtures of experts, whose matmuls grow with the rows that chose an expert; ALiBi biases that must fit the keys) run
+one token per forward, which is exact for every model, but no faster for several tokens. A check at load finds out
+which.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from autopipe.core.backends.transformers_attention import NAME as ATTENTION
 from autopipe.core.backends.transformers_attention import QUERY_ROWS, Block, attending_in
 from autopipe.core.backends.transformers_cache import RollbackLayer, Step, rollback_cache, unfit_reason
 from autopipe.core.backends.transformers_check import check_at_load
-from autopipe.core.backends.transformers_layout import Layout, long_from
+from autopipe.core.backends.transformers_layout import KEY_BLOCK, UNLIMITED, Grid, Layout, long_from
 from autopipe.core.backends.transformers_linear import KernelLinears, fits_kernels, weight_bytes
 from autopipe.core.backends.transformers_moves import Moved, move_layers
 from autopipe.core.errors import ConfigError, ContextLengthError, RollbackError, UnsupportedModelError
@@ -36,10 +36,7 @@ from autopipe.core.plan import Dtype
 DEFAULT_ROWS = 8
 MOST_ROWS = 64
 """Of a forward on our own kernels."""
-KEY_BLOCK = 128
 PREFILL_CHUNK = 1024
-_SPARE_KEYS = 32
-_UNLIMITED = 1 << 20
 
 
 class TransformersBackend(StageBackend):
@@ -112,7 +109,7 @@ class TransformersBackend(StageBackend):
         self.name = name or str(config.model_type)
         self.vocab_size, self._id_limit = _vocabulary(self._model)
         own_length = getattr(config.get_text_config(decoder=True), "max_position_embeddings", None)
-        self.max_length = min(own_length or _UNLIMITED, max_length or _UNLIMITED)
+        self.max_length = min(own_length or UNLIMITED, max_length or UNLIMITED)
         self.exact = exact
         self.layout = Layout.FREE
         self.choice_reason = ""
@@ -127,9 +124,8 @@ class TransformersBackend(StageBackend):
         if exact:
             own_attention = config._attn_implementation == ATTENTION
             self.layout = Layout.ROWS if self._linears is not None and own_attention else Layout.PADDED
-        self._rows = min(rows, self.max_length)
         self._device = self._model.get_input_embeddings().weight.device
-        self._long_from = long_from(config)
+        self._grid = Grid(min(rows, self.max_length), self.max_length, long_from(config))
         self._keeps_logits = "logits_to_keep" in inspect.signature(type(self._model).forward).parameters
         self._cache_argument = _cache_argument(self._model)
         self.device_map = dict(device_map) if isinstance(device_map, dict) else None
@@ -206,9 +202,11 @@ class TransformersBackend(StageBackend):
             return self._append([(len(ids), self._run_free)], ids)
         if self.layout is Layout.SINGLE:
             return self._append([(1, self._run_free)] * len(ids), ids)
+        start, grid = len(self._ids), self._grid
         if self.layout is Layout.ROWS:
-            return self._append([(size, self._run_rows) for size in self._sizes(len(ids), MOST_ROWS)], ids)
-        return self._append([(size, self._run_padded) for size in self._sizes(len(ids), self._rows, KEY_BLOCK)], ids)
+            return self._append([(size, self._run_rows) for size in grid.sizes(start, len(ids), MOST_ROWS)], ids)
+        sizes = grid.sizes(start, len(ids), grid.rows, KEY_BLOCK)
+        return self._append([(size, self._run_padded) for size in sizes], ids)
 
     def rollback(self, length: int) -> None:
         if not 0 <= length <= len(self._ids):
@@ -271,42 +269,20 @@ class TransformersBackend(StageBackend):
 
     def _run_rows(self, ids: Sequence[int], last_only: bool = False) -> torch.Tensor:
         blocks, start = list[Block](), len(self._ids)
-        for size in self._sizes(len(ids), QUERY_ROWS, KEY_BLOCK):
-            blocks.append(Block(size, self._num_keys(len(self._ids))))
+        for size in self._grid.sizes(start, len(ids), QUERY_ROWS, KEY_BLOCK):
+            blocks.append(Block(size, self._grid.num_keys(len(self._ids))))
             self._ids.extend(ids[len(self._ids) - start :][:size])
         with attending_in(blocks):
             return self._call(list(ids), Step(start, start, len(self._ids), blocks[-1].keys))
 
     def _run_padded(self, ids: Sequence[int], last_only: bool = False) -> torch.Tensor:
-        length = len(self._ids)
-        start = max(0, min(length, self._border(length) - self._rows))  # before a border the padding is in front
+        length, rows = len(self._ids), self._grid.rows
+        start = max(0, min(length, self._grid.border(length) - rows))  # before a border the padding is in front
         self._ids.extend(ids)
-        row_ids = self._ids[start : start + self._rows]
-        row_ids = row_ids + [row_ids[-1]] * (self._rows - len(row_ids))
-        logits = self._call(row_ids, Step(start, length, length + len(ids), self._num_keys(length)))
+        row_ids = self._ids[start : start + rows]
+        row_ids = row_ids + [row_ids[-1]] * (rows - len(row_ids))
+        logits = self._call(row_ids, Step(start, length, length + len(ids), self._grid.num_keys(length)))
         return logits[length - start : length - start + len(ids)]
-
-    def _num_keys(self, position: int) -> int:
-        """Keys offered to the row at a position: to the end of its block, and a few that no row may ever see.
-
-        The few keep a forward's end from coinciding with the keys' end, for which transformers omits the mask.
-        """
-        return KEY_BLOCK * (position // KEY_BLOCK + 1) + _SPARE_KEYS * (1 + self._rows // _SPARE_KEYS)
-
-    def _border(self, position: int) -> int:
-        """Where the positions end whose forwards turn by the same angles as that of `position`: see `long_from`."""
-        if self._long_from is not None and position < self._long_from < self.max_length:
-            return self._long_from
-        return self.max_length
-
-    def _sizes(self, count: int, most: int, block: int = _UNLIMITED) -> list[int]:
-        """Cut `count` tokens so that no part has more than `most`, or crosses a border or a multiple of `block`."""
-        sizes, length = [], len(self._ids)
-        while count:
-            sizes.append(min(count, most, block - length % block, self._border(length) - length))
-            length += sizes[-1]
-            count -= sizes[-1]
-        return sizes
 
     def _call(self, ids: list[int], step: Step, keep: int = 0) -> torch.Tensor:
         """The model's forward; logits [rows, vocab], or of the last `keep` rows."""

@@ -13,8 +13,9 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from autopipe.core.backends.conformance import CHECKS, Subject
-from autopipe.core.backends.transformers import KEY_BLOCK, Layout, TransformersBackend
+from autopipe.core.backends.transformers import Layout, TransformersBackend
 from autopipe.core.backends.transformers_cache import unfit_reason
+from autopipe.core.backends.transformers_layout import KEY_BLOCK
 from autopipe.core.errors import ConfigError, UnsupportedModelError
 from autopipe.core.kernels import has_kernels
 from autopipe.core.models import DEFAULT_MODEL
