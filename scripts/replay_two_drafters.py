@@ -9,8 +9,8 @@ steps are replayed under several ways of drafting, with the times of a target's 
 way verifies as many drafts as pay by its own confidence. A draft of the neural drafter costs one of its steps; what it
 has to read up on after a stretch without drafts of its own is free, which favours it. The last way knows which draft is
 right, asks for a neural one only where the n-gram is wrong, and stops where both are: nothing that chooses between the
-two drafts can do better. `--better P` makes the neural drafter right, and as sure as where it was, on a share P of the
-positions on which it was wrong, to see how good a drafter would have to be.
+two drafts can do better. `--better P` makes the neural drafter right on a share P of the positions on which it was
+wrong, to see how good a drafter would have to be.
 """
 
 from __future__ import annotations
@@ -202,8 +202,7 @@ def main() -> None:
         answers.append(ask(drafter, neural, prompt, tokens))
     chance = random.Random(0)
     for at in (at for positions in answers for at in positions):
-        if not at.neural_right and chance.random() < options.better:
-            at.neural_right = True
+        at.neural_right = at.neural_right or chance.random() < options.better
     calibrate(answers)
     draft_ms = curve(neural, prompts[0])[1]
     timed = load_backend(StagePlan.parse({"model": MODEL, "backend": options.backend}))

@@ -25,7 +25,6 @@ if TYPE_CHECKING:
     from autopipe.drafts.distill_options import DistillOptions
 
 KEY = "--from"
-_OWN = ("layers", "rank", "alpha", "head", "train_head")
 
 
 @dataclass(frozen=True)
@@ -65,16 +64,20 @@ class Beginning:
             raise ConfigError(KEY, drafter, "a drafter made by `autopipe drafts distill`") from None
         return cls(folder, info, rank, alpha, train_head, training if isinstance(training, dict) else {})
 
+    @property
+    def shape(self) -> dict[str, Any]:
+        """The options that are the drafter's own."""
+        return {
+            "layers": self.info.layers,
+            "rank": self.rank,
+            "alpha": self.alpha,
+            "head": self.info.head_size,
+            "train_head": self.train_head,
+        }
+
     def adopt(self, options: DistillOptions) -> DistillOptions:
-        """The options with the drafter's layers, rank and head, and its folder in full."""
-        return options.replace(
-            begin_from=str(self.folder),
-            layers=self.info.layers,
-            rank=self.rank,
-            alpha=self.alpha,
-            head=self.info.head_size,
-            train_head=self.train_head,
-        )
+        """The options of a training that begins here."""
+        return options.replace(begin_from=str(self.folder), **self.shape)
 
     def require(self, options: DistillOptions, config: Any, state: Mapping[str, torch.Tensor]) -> torch.Tensor:
         """Its head's token ids, int64 [head]; after a check that it fits the target and the options.
@@ -84,9 +87,8 @@ class Beginning:
             ModelLoadError, UnsupportedModelError: a drafter of another target.
         """
         check_drafter(str(self.folder), config, state, KEY)
-        adopted = self.adopt(options)
-        for name in _OWN:
-            if getattr(options, name) != getattr(adopted, name):
-                allowed = f"{getattr(adopted, name)}, that of the drafter in {KEY}"
+        for name, value in self.shape.items():
+            if getattr(options, name) != value:
+                allowed = f"{value}, that of the drafter in {KEY}"
                 raise ConfigError(f"--{name.replace('_', '-')}", getattr(options, name), allowed)
         return read_head_ids(self.folder, self.info, KEY)

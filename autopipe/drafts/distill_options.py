@@ -74,7 +74,7 @@ class DistillOptions(UserModel):
 
     @property
     def start_from_lens(self) -> bool:
-        return self.train_head and self.start != "copy" and self.begin_from is None
+        return self.train_head and self.start != "copy"
 
     def fixed(self) -> dict[str, Any]:
         """What must be the same when a training goes on."""

@@ -136,9 +136,8 @@ class Student:
         tensors = load_file(folder / "adapter_model.safetensors")
         own = {name.replace(".default", "").replace(".modules_to_save", "") for name, _ in self.named_parameters()}
         if own != tensors.keys():
-            raise ModelLoadError(
-                f"{folder}: its adapter lacks {sorted(own ^ tensors.keys())[0]}, or has too much of it"
-            )
+            different = ", ".join(sorted(own ^ tensors.keys())[:3])
+            raise ModelLoadError(f"{folder}: its adapter has other tensors than this drafter: {different}")
         set_peft_model_state_dict(self.peft, tensors)
 
     def save(self, folder: Path) -> None:

@@ -25,10 +25,8 @@ from autopipe.core.kernels.native import (
     Segment,
     Team,
     can_screen,
-    pack_matrix,
-    pack_pair,
-    pack_vector,
 )
+from autopipe.core.kernels.packing import pack_matrix, pack_pair, pack_vector, packed_shape
 from autopipe.core.kernels.quantise import pack_quantised, pack_quantised_pair, pack_screen, packed_bytes
 
 PAGE_TOKENS = 256
@@ -76,7 +74,8 @@ class _Layout:
         if self.weights.quantised:
             blocks, num_bytes = packed_bytes(outputs, inputs, self.weights)
             return self.arena.put((blocks, num_bytes), torch.uint8, lambda: pack_quantised_pair(gate, up, self.weights))
-        return self.arena.fill(self._padded(outputs, inputs), self.dtype, lambda memory: pack_pair(gate, up, memory))
+        shape = packed_shape(outputs, inputs, self.dtype)
+        return self.arena.fill(shape, self.dtype, lambda memory: pack_pair(gate, up, memory))
 
     def head(self, outputs: int, inputs: int, make: Callable[[], torch.Tensor]) -> int:
         weights = WeightFormat.INT8 if self.weights is WeightFormat.INT4 else self.weights  # see quantised.h
@@ -84,13 +83,10 @@ class _Layout:
 
     def _matrix(self, outputs: int, inputs: int, weights: WeightFormat, make: Callable[[], torch.Tensor]) -> int:
         if weights.quantised:
-            shape = packed_bytes(outputs, inputs, weights)
-            return self.arena.put(shape, torch.uint8, lambda: pack_quantised(make(), weights))
-        return self.arena.fill(self._padded(outputs, inputs), self.dtype, lambda memory: pack_matrix(make(), memory))
-
-    def _padded(self, outputs: int, inputs: int) -> tuple[int, int]:
-        per_step = 2 if self.dtype == torch.bfloat16 else 1
-        return outputs + -outputs % LANES, inputs + -inputs % per_step
+            sizes = packed_bytes(outputs, inputs, weights)
+            return self.arena.put(sizes, torch.uint8, lambda: pack_quantised(make(), weights))
+        shape = packed_shape(outputs, inputs, self.dtype)
+        return self.arena.fill(shape, self.dtype, lambda memory: pack_matrix(make(), memory))
 
     def vector(self, size: int, make: Callable[[], torch.Tensor]) -> int:
         return self.arena.put((size + -size % VECTOR_PADDING,), torch.float32, lambda: pack_vector(make()))
@@ -186,11 +182,10 @@ class PackedDecoder:
     def _head(self) -> torch.Tensor:
         """The output head, [vocab, hidden], out of its packed form."""
         assert self._arena.memory is not None
-        s, per_step = self.shape, 2 if self.dtype == torch.bfloat16 else 1
-        blocks, steps = -(-s.vocab // LANES), -(-s.hidden // per_step)
-        offset = self._addresses.head - self._arena.memory.address
-        packed = self._arena.memory.tensor(offset, (blocks, steps, LANES, per_step), self.dtype)
-        return packed.transpose(1, 2).reshape(blocks * LANES, steps * per_step)[: s.vocab, : s.hidden]
+        s, offset = self.shape, self._addresses.head - self._arena.memory.address
+        blocks, steps, lanes, per_step = shape = packed_shape(s.vocab, s.hidden, self.dtype)
+        packed = self._arena.memory.tensor(offset, shape, self.dtype)
+        return packed.transpose(1, 2).reshape(blocks * lanes, steps * per_step)[: s.vocab, : s.hidden]
 
     def model(self, team: Team, page_tokens: int) -> NativeModel:
         """The decoder bound to a team, its KV cache in pages of `page_tokens` positions (a multiple of 32)."""

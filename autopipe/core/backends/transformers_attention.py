@@ -29,6 +29,18 @@ class Block(NamedTuple):
     keys: int
 
 
+class _Scoring(NamedTuple):
+    """How scores are made of products: the arguments of `attend` of these names."""
+
+    scaling: float | None
+    softcap: float | None
+    s_aux: torch.Tensor | None
+
+    @property
+    def is_plain(self) -> bool:
+        return self.softcap is None and self.s_aux is None
+
+
 class _Forward(threading.local):
     blocks: Sequence[Block] = ()
 
@@ -72,24 +84,15 @@ def attend(
     Returns:
         [1, n, heads, head_dim], and None for the weights.
     """
-    blocks = _forward.blocks
+    blocks, scoring = _forward.blocks, _Scoring(scaling, softcap, s_aux)
     if len(blocks) <= 1 or attention_mask is None:
-        return _attend(query, key, value, attention_mask, scaling, softcap, s_aux, position_bias), None
+        return _attend(query, key, value, attention_mask, position_bias, scoring), None
     outputs, start = [], 0
     for num_queries, num_keys in blocks:
         own, seen = slice(start, start + num_queries), slice(num_keys)
-        outputs.append(
-            _attend(
-                query[:, :, own],
-                key[:, :, seen],
-                value[:, :, seen],
-                attention_mask[:, :, own, seen],
-                scaling,
-                softcap,
-                s_aux,
-                None if position_bias is None else position_bias[:, :, own, seen],
-            )
-        )
+        mask = attention_mask[:, :, own, seen]
+        bias = None if position_bias is None else position_bias[:, :, own, seen]
+        outputs.append(_attend(query[:, :, own], key[:, :, seen], value[:, :, seen], mask, bias, scoring))
         start += num_queries
     return torch.cat(outputs, dim=1), None
 
@@ -99,21 +102,20 @@ def _attend(
     key: torch.Tensor,
     value: torch.Tensor,
     attention_mask: torch.Tensor | None,
-    scaling: float | None,
-    softcap: float | None,
-    s_aux: torch.Tensor | None,
     position_bias: torch.Tensor | None,
+    scoring: _Scoring,
 ) -> torch.Tensor:
+    """One block; [1, n, heads, head_dim]."""
     _, heads, num_queries, head_dim = query.shape
-    groups = heads // key.shape[1]
+    groups, scaling = heads // key.shape[1], scoring.scaling
     if attention_mask is not None and num_queries % QUERY_ROWS:
         padding = (0, 0, 0, -num_queries % QUERY_ROWS)
         if position_bias is not None:
             position_bias = functional.pad(position_bias, padding)
         padded = functional.pad(query, padding), key, value, functional.pad(attention_mask, padding)
-        return _attend(*padded, scaling, softcap, s_aux, position_bias)[:, :num_queries]
-    if softcap is not None or s_aux is not None or position_bias is not None:
-        return _attend_step_by_step(query, key, value, attention_mask, scaling, softcap, s_aux, position_bias)
+        return _attend(*padded, position_bias, scoring)[:, :num_queries]
+    if not scoring.is_plain or position_bias is not None:
+        return _attend_step_by_step(query, key, value, attention_mask, position_bias, scoring)
     causal = attention_mask is None and num_queries > 1
     if groups > 1 and not causal:
         rows = query.reshape(1, key.shape[1], groups * num_queries, head_dim)
@@ -136,15 +138,14 @@ def _attend_step_by_step(
     key: torch.Tensor,
     value: torch.Tensor,
     attention_mask: torch.Tensor | None,
-    scaling: float | None,
-    softcap: float | None,
-    s_aux: torch.Tensor | None,
     position_bias: torch.Tensor | None,
+    scoring: _Scoring,
 ) -> torch.Tensor:
     """The variants that scaled_dot_product_attention lacks. Softmax in float32."""
     groups = query.shape[1] // key.shape[1]
     key, value = key.repeat_interleave(groups, dim=1), value.repeat_interleave(groups, dim=1)
     num_queries, num_keys = query.shape[2], key.shape[2]
+    scaling, softcap, s_aux = scoring
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
     scores = (query @ key.transpose(2, 3)).float() * scale  # [1, heads, n, keys]
     if softcap is not None:

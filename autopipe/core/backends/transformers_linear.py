@@ -15,7 +15,8 @@ import torch
 from autopipe.core.affinity import usable_cores
 from autopipe.core.kernels import has_kernels, native
 from autopipe.core.kernels.formats import WeightFormat
-from autopipe.core.kernels.native import LANES, VECTOR_PADDING, Memory, Team, pack_matrix
+from autopipe.core.kernels.native import VECTOR_PADDING, Memory, Team
+from autopipe.core.kernels.packing import pack_matrix, packed_shape
 from autopipe.core.kernels.quantise import pack_quantised, packed_bytes
 
 _MAX_ROWS = 256
@@ -44,7 +45,7 @@ class KernelLinear(torch.nn.Module):
         self._team = team
         self._store = store  # keeps the memory behind the packed weight
         self._float_bias = None if bias is None else bias.detach().float().contiguous()
-        self._job = native._MatmulJob(
+        self._job = native.MatmulJob(
             format=weights or WeightFormat.of(weight.dtype),
             inputs=self.in_features,
             outputs=self.out_features,
@@ -85,7 +86,7 @@ class KernelTeam:
     def __init__(self, threads: int | None) -> None:
         self.team = Team(threads or usable_cores())
         # Looked up once: a forward makes hundreds of products, some of them shorter than a look-up.
-        self._multiply = native._native().autopipe_matmul
+        self._multiply = native.native_library().autopipe_matmul
         self._isa = native.isa_number(None)
         self._converted: dict[int, torch.Tensor] = {}
 
@@ -178,8 +179,7 @@ def _packed_bytes(weight: torch.Tensor, weights: WeightFormat | None) -> int:
     outputs, inputs = weight.shape
     if weights is not None:
         return math.prod(packed_bytes(outputs, inputs, weights))
-    inputs += inputs % 2 if weight.dtype is torch.bfloat16 else 0
-    return (outputs + -outputs % LANES) * inputs * weight.element_size()
+    return math.prod(packed_shape(outputs, inputs, weight.dtype)) * weight.element_size()
 
 
 def _matrix(module: torch.nn.Module) -> torch.Tensor | None:

@@ -14,7 +14,6 @@ from dataclasses import dataclass
 
 import torch
 
-from autopipe.core.affinity import usable_cores
 from autopipe.core.errors import AutoPipeError
 from autopipe.core.kernels.formats import WeightFormat
 from autopipe.core.kernels.loader import INSTRUCTION_SETS, instruction_set, library, reason_missing
@@ -60,7 +59,7 @@ class _Pass(Structure):
     ]  # fmt: skip
 
 
-class _MatmulJob(Structure):
+class MatmulJob(Structure):
     _fields_ = [
         ("format", c_int32), ("rows", c_int32), ("inputs", c_int32), ("outputs", c_int32), ("bf16_rows", c_int32),
         ("x", c_void_p), ("weights", c_void_p), ("bias", c_void_p), ("out", c_void_p), ("converted", c_void_p),
@@ -78,7 +77,7 @@ _SIGNATURES: dict[str, tuple[type | None, list[type]]] = {
     "autopipe_model_create": (c_void_p, [POINTER(_ModelDescription), c_void_p]),
     "autopipe_model_destroy": (None, [c_void_p]),
     "autopipe_forward": (ctypes.c_int, [c_void_p, POINTER(_Pass)]),
-    "autopipe_matmul": (ctypes.c_int, [ctypes.c_int, POINTER(_MatmulJob), c_void_p]),
+    "autopipe_matmul": (ctypes.c_int, [ctypes.c_int, POINTER(MatmulJob), c_void_p]),
     "autopipe_pack": (
         None,
         [c_void_p, ctypes.c_int, ctypes.c_int, ctypes.c_int, c_void_p, c_size_t, ctypes.c_int],
@@ -87,7 +86,7 @@ _SIGNATURES: dict[str, tuple[type | None, list[type]]] = {
 }
 
 
-def _native() -> ctypes.CDLL:
+def native_library() -> ctypes.CDLL:
     """The library with its signatures declared.
 
     Raises:
@@ -107,7 +106,7 @@ class Memory:
 
     def __init__(self, num_bytes: int) -> None:
         self.num_bytes = num_bytes
-        self._native = _native()
+        self._native = native_library()
         self.address: int = self._native.autopipe_allocate(num_bytes) or 0
         if not self.address:
             raise MemoryError(f"no {num_bytes} bytes left for weights or KV cache")
@@ -134,7 +133,7 @@ class Team:
 
     def __init__(self, threads: int) -> None:
         self.threads = threads
-        self._native = _native()
+        self._native = native_library()
         self.handle: int = self._native.autopipe_team_create(threads) or 0
         if not self.handle:
             raise AutoPipeError(f"cannot start {threads} compute threads")
@@ -159,47 +158,6 @@ class Team:
             self.close()
 
 
-def pack_matrix(weight: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
-    """[outputs, inputs] to the kernels' layout, zero padded; bf16 or fp32 by the weight's dtype.
-
-    Args:
-        out: where to, contiguous, of the result's size and dtype; None: new memory.
-
-    Returns:
-        bf16: [outputs/16, inputs/2, 16, 2]; fp32: [outputs/16, inputs, 16, 1].
-    """
-    return _pack([weight], out)
-
-
-def pack_pair(gate: torch.Tensor, up: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
-    """Two matrices of one shape packed block by block by turns: gate 0, up 0, gate 1, ..."""
-    return _pack([gate, up], out)
-
-
-def _pack(matrices: Sequence[torch.Tensor], out: torch.Tensor | None) -> torch.Tensor:
-    (outputs, inputs), dtype = matrices[0].shape, matrices[0].dtype
-    per_step = 2 if dtype == torch.bfloat16 else 1
-    shape = (len(matrices) * -(-outputs // LANES), -(-inputs // per_step), LANES, per_step)
-    out = torch.empty(shape, dtype=dtype) if out is None else out.view(shape)
-    if dtype not in (torch.bfloat16, torch.float32) or out.dtype != dtype or not out.is_contiguous():
-        raise AutoPipeError(f"matrices of {dtype} cannot be packed into {out.dtype}, only bf16 or fp32 into the same")
-    if any(matrix.shape != matrices[0].shape or matrix.dtype != dtype for matrix in matrices):
-        raise AutoPipeError("matrices that are packed together are of one shape and dtype")
-    block_bytes = out[0].numel() * dtype.itemsize
-    for turn, matrix in enumerate(matrices):
-        whole = matrix.contiguous()
-        _native().autopipe_pack(
-            whole.data_ptr(), dtype.itemsize, outputs, inputs, out.data_ptr() + turn * block_bytes,
-            len(matrices) * block_bytes, usable_cores(),
-        )  # fmt: skip
-    return out
-
-
-def pack_vector(vector: torch.Tensor) -> torch.Tensor:
-    """fp32, padded with zeros."""
-    return torch.nn.functional.pad(vector.float(), (0, -vector.numel() % VECTOR_PADDING))
-
-
 def matmul(
     x: torch.Tensor,
     packed: torch.Tensor,
@@ -216,12 +174,12 @@ def matmul(
         isa: one of `available_instruction_sets()`; None: the one in use.
         weights: how `packed` is packed; None: not quantised, by its dtype.
     """
-    native = _native()
+    native = native_library()
     x = x.contiguous()
     rows, inputs = x.shape
     out = torch.empty(rows, outputs, dtype=x.dtype)
     converted = torch.zeros(rows, inputs + -inputs % VECTOR_PADDING)
-    job = _MatmulJob(
+    job = MatmulJob(
         weights or WeightFormat.of(packed.dtype), rows, inputs, outputs, x.dtype is torch.bfloat16, x.data_ptr(),
         packed.data_ptr(), None if bias is None else bias.data_ptr(), out.data_ptr(), converted.data_ptr(),
     )  # fmt: skip
@@ -232,7 +190,7 @@ def matmul(
 
 def can_screen(isa: str | None, weights: WeightFormat) -> bool:
     """Whether a model with such weights can have a screen: integer products, and weights of more than 8 bits."""
-    return bool(_native().autopipe_can_screen(isa_number(isa), weights))
+    return bool(native_library().autopipe_can_screen(isa_number(isa), weights))
 
 
 def isa_number(isa: str | None) -> int:
@@ -304,7 +262,7 @@ class NativeModel:
     """A decoder bound to a team. The weights behind the addresses must outlive it."""
 
     def __init__(self, shape: ModelShape, weights: ModelAddresses, team: Team, isa: str | None = None) -> None:
-        self._native = _native()
+        self._native = native_library()
         self._layers = (_LayerWeights * len(weights.layers))()
         for index, layer in enumerate(weights.layers):
             for field, value in vars(layer).items():

@@ -73,7 +73,7 @@ def save_drafter_info(folder: Path, info: DrafterInfo, head_ids: torch.Tensor, n
 
     Args:
         head_ids: token id of every row of the drafter's head, int32 [head_size], ascending.
-        notes: how it was trained; kept for people, never read.
+        notes: how it was trained; for people, and kept by a training that begins with this drafter.
     """
     from safetensors.torch import save_file
 

@@ -7,7 +7,8 @@ import torch
 
 from autopipe.core import kernels
 from autopipe.core.errors import AutoPipeError
-from autopipe.core.kernels.native import Team, matmul, pack_matrix, pack_pair
+from autopipe.core.kernels.native import Team, matmul
+from autopipe.core.kernels.packing import pack_matrix, pack_pair
 
 pytestmark = pytest.mark.skipif(not kernels.has_kernels(), reason=kernels.reason_missing() or "kernels")
 

@@ -11,7 +11,8 @@ import torch
 from autopipe.core import kernels
 from autopipe.core.errors import AutoPipeError
 from autopipe.core.kernels.bandwidth import StreamingRate, streaming_bytes_per_s
-from autopipe.core.kernels.native import Team, matmul, pack_matrix
+from autopipe.core.kernels.native import Team, matmul
+from autopipe.core.kernels.packing import pack_matrix
 
 pytestmark = pytest.mark.skipif(not kernels.has_kernels(), reason=kernels.reason_missing() or "kernels")
 
