@@ -65,6 +65,8 @@ class Control:
         self._gauges = Gauges(host, pulse, totals, self._sampler)
         self._watchdog = Watchdog(host, events, metrics)
         self._retry_at_s = 0.0
+        self._deciding = threading.Lock()
+        """Held while somebody decides which plan is wanted and has it put in force: a request and the watch may both."""
         self._stop = threading.Event()
         self._applier = ThreadPoolExecutor(1, thread_name_prefix="autopipe-apply")
         self._under_way: Future[None] | None = None
@@ -138,9 +140,10 @@ class Control:
     def note_request(self) -> None:
         """A request has come: wake up."""
         self._pulse.touch()
-        if self._asleep:
-            self._rest(asleep=False)
-            self._later(self._bring_back)
+        with self._deciding:
+            if self._asleep:
+                self._rest(asleep=False)
+                self._later(self._bring_back)
 
     def _rest(self, *, asleep: bool) -> None:
         """Fall asleep or wake up; a policy that is awake finds all drafters loaded when it wants them."""
@@ -233,7 +236,9 @@ class Control:
         load, busy = self._host.load(), self._under_way is not None and not self._under_way.done()
         if limit_s is None or busy or self._asleep or load.running or load.waiting or not _has_models(self._host.plan):
             return
-        if time.monotonic() - self._pulse.last_activity_s > limit_s:
+        if time.monotonic() - self._pulse.last_activity_s <= limit_s:
+            return
+        with self._deciding:
             self._rest(asleep=True)
             self._hold_policy()
             self._apply_later("idle", f"no request for {limit_s:g} s: drafters are unloaded")
@@ -243,13 +248,14 @@ class Control:
         must_revive = self._watchdog.look()
         if self._asleep and self._host.load().running:  # it came while the drafters were being unloaded
             self.note_request()
-        if self._under_way is not None and not self._under_way.done():
-            return
-        if must_revive:
-            self._later(self._revive)
-        elif self._wanted_plan() not in (None, self._host.plan) and time.monotonic() > self._retry_at_s:
-            self._retry_at_s = time.monotonic() + _RETRY_S
-            self._apply_later("pin" if self.pinned else "idle" if self._asleep else "start", "put in force again")
+        with self._deciding:
+            if self._under_way is not None and not self._under_way.done():
+                return
+            if must_revive:
+                self._later(self._revive)
+            elif self._wanted_plan() not in (None, self._host.plan) and time.monotonic() > self._retry_at_s:
+                self._retry_at_s = time.monotonic() + _RETRY_S
+                self._apply_later("pin" if self.pinned else "idle" if self._asleep else "start", "put in force again")
 
     # -- plans ----------------------------------------------------------------------------------------------
 

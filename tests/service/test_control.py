@@ -212,7 +212,7 @@ class Still:
         self.kept = plans
 
     def worker_ids(self) -> dict[str, int]:
-        return {}
+        return dict.fromkeys(self.plan.names(), 1)
 
     def load(self) -> Load:
         return Load()
@@ -244,3 +244,25 @@ def test_after_a_pause_a_policy_finds_all_drafters_loaded() -> None:
     assert still.plan == home
     assert still.kept == [home]
     control.stop()
+
+
+def test_a_watch_between_waking_and_the_return_of_the_drafters_leaves_that_to_the_request() -> None:
+    still: Any = Still()
+    config = ServiceConfig(policy="static", idle_unload_s=0.001)
+    totals, events = StageTotals(), EventHub(10)
+    control = Control(config, still, Pulse(), totals, events, Metrics("m", empty_status, totals.finished))
+    time.sleep(0.01)
+    control._sleep_if_idle()
+    until(lambda: control._under_way.done())
+    watch = threading.Thread(target=control._watch)
+
+    def keep_loaded(plans: list[Plan]) -> None:
+        watch.start()  # the request is awake, and has not yet asked for the drafters
+        watch.join(0.2)
+
+    still.keep_loaded = keep_loaded
+    control.note_request()
+    watch.join()
+    until(lambda: len(still.plan.names()) > 1)
+    control.stop()
+    until(lambda: [event.data["source"] for event in events.recent()] == ["idle", "request"])
