@@ -66,7 +66,7 @@ class Control:
         self._watchdog = Watchdog(host, events, metrics)
         self._retry_at_s = 0.0
         self._deciding = threading.Lock()
-        """Held while somebody decides which plan is wanted and has it put in force: a request and the watch may both."""
+        """Held while a plan is decided on and its application begun: a request and the watch may do so at once."""
         self._stop = threading.Event()
         self._applier = ThreadPoolExecutor(1, thread_name_prefix="autopipe-apply")
         self._under_way: Future[None] | None = None
