@@ -149,6 +149,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--seconds", type=float, default=4.0, help="of each measurement")
     parser.add_argument("--rounds", type=int, default=3, help="of all measurements by turns")
     parser.add_argument("--tokens", type=int, default=96, help="of each answer, at most")
+    parser.add_argument("--plan", metavar="FILE", help="a plan instead of an n-gram before the target")
     parser.add_argument("--no-drafts", action="store_true", help="plain decoding instead of n-gram drafts")
     parser.add_argument("--system", action="store_true", help="one system prompt for all")
     parser.add_argument("--skip-single", action="store_true", help="do not measure the engine without sharing")
@@ -161,8 +162,10 @@ def main() -> None:
     options = parse()
     chain = [] if options.no_drafts else [{"model": "ngram", "window": 7}]
     plan = Plan.parse({"chain": [*chain, {"model": options.target}]})
-    plain_plan = Plan.parse({"chain": [{"model": options.target}], "mode": "plain"})
-    tokenizer = load_tokenizer(resolve(options.target))
+    if options.plan is not None:
+        plan = Plan.load(options.plan)
+    plain_plan = Plan.parse({"chain": [plan.target.model_dump()], "mode": "plain"})
+    tokenizer = load_tokenizer(resolve(plan.target.model))
     params = SamplingParams(max_new_tokens=options.tokens)
     eos = (tokenizer.eos_token_id,)
     prompts = make_prompts(tokenizer, 16 * max(options.clients), options.system)

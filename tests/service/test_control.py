@@ -40,7 +40,7 @@ def chain(**target: Any) -> Plan:
 
 @pytest.fixture(scope="module")
 def neural() -> Iterator[Running]:
-    with serving(chain(), control_interval_s=0.1) as running:
+    with serving(chain(), control_interval_s=0.1, sharing=False) as running:
         yield running
 
 

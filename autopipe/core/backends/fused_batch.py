@@ -138,6 +138,11 @@ class BatchRunner(ABC):
     def set_threads(self, threads: int) -> None:
         """Compute with so many threads from the next call on; results do not change."""
 
+    @property
+    def capacity_tokens(self) -> int | None:
+        """Tokens that all sequences may have together; None: no bound."""
+        return None
+
     def free_tokens(self) -> int | None:
         """Tokens for which free pages are left, partly filled ones not counted; None: no bound."""
         return None

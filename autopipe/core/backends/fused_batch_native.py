@@ -46,13 +46,25 @@ class NativeBatchRunner(BatchRunner):
         isa: str | None = None,
         weights: WeightFormat | None = None,
     ) -> None:
-        super().__init__(slots, shape.vocab, max_length)
-        self._shape = shape
-        self._weights = PackedDecoder(shape, state, dtype, isa, weights=weights)
+        packed = PackedDecoder(shape, state, dtype, isa, weights=weights)
+        self._run_on(packed, threads, slots, shape.vocab, max_length, kv_bytes)
+
+    def _run_on(
+        self,
+        weights: PackedDecoder,
+        threads: int | None,
+        slots: int,
+        vocab_size: int,
+        max_length: int,
+        kv_bytes: int | None,
+    ) -> None:
+        super().__init__(slots, vocab_size, max_length)
+        self._weights = weights
+        shape = self._shape = weights.shape
         self.weight_bytes = self._weights.weight_bytes
         self._threads = threads or usable_cores()
         self._start()
-        page_bytes = self._model.page_elements * dtype.itemsize
+        page_bytes = self._model.page_elements * weights.dtype.itemsize
         self.kv_bytes_per_token = page_bytes // PAGE_TOKENS
         least = -(-max_length // PAGE_TOKENS) * page_bytes
         if kv_bytes is not None and kv_bytes < least:
@@ -89,7 +101,7 @@ class NativeBatchRunner(BatchRunner):
         rows = self._rows(segments)
         wanted = sum(segment.num_logits for segment in segments)
         if self._logits.shape[0] < wanted:
-            self._logits = torch.empty(wanted, self.vocab_size)
+            self._logits = torch.empty(wanted, self._shape.vocab)
         self._model.forward(rows, self._rope, self._logits)
         return self._logits[:wanted]
 
@@ -136,6 +148,11 @@ class NativeBatchRunner(BatchRunner):
     def _copy_prefix(self, source: int, destination: int, length: int) -> None:
         # The last page, if partly used, is shared too; whoever writes first copies it.
         self._pages[destination] = [self._pool.share(page) for page in self._pages[source][: -(-length // PAGE_TOKENS)]]
+
+    @property
+    def capacity_tokens(self) -> int | None:
+        pages = self._pool.max_pages
+        return None if pages is None else pages * PAGE_TOKENS
 
     def free_tokens(self) -> int | None:
         free = self._pool.free_pages

@@ -112,6 +112,10 @@ class TorchBatchRunner(BatchRunner):
             for layer, tensor in enumerate(of_new):
                 tensor[:, :length] = of_old[layer][:, :length]
 
+    @property
+    def capacity_tokens(self) -> int | None:
+        return None if self._kv_bytes is None else self._kv_bytes // self.kv_bytes_per_token
+
     def free_tokens(self) -> int | None:
         if self._kv_bytes is None:
             return None

@@ -72,8 +72,8 @@ class SharedBaseBackend(FusedBackend):
         check_threads(threads)
         shape = shape_of(config)
         self._config, self._load_state, self._dtype = config, load, dtype
-        self._embedding = _embedding(load(), shape, dtype)
-        self._loaded: dict[str, _Drafter] = {}
+        self._embedding = input_embedding(load(), shape, dtype)
+        self._loaded: dict[str, Drafter] = {}
         self.adapter = adapters[0]
         for adapter in dict.fromkeys(adapters):
             self._loaded[adapter] = self._load(adapter)
@@ -121,18 +121,15 @@ class SharedBaseBackend(FusedBackend):
         notes = super().cost_notes()
         return dataclasses.replace(notes, notes=f"{notes.notes}, drafter {self.adapter}")
 
-    def _load(self, adapter: str) -> _Drafter:
-        state = self._load_state()
-        info = check_drafter(adapter, self._config, state)
-        if self._loaded:
-            other = next(iter(self._loaded.values())).info
-            if (len(info.layers), info.head_size) != (len(other.layers), other.head_size):
-                raise ConfigError("adapters", adapter, "drafters with as many layers and as large a head as the first")
-        return _Drafter.load(self._config, state, adapter, info, self._dtype, self._embedding)
+    def _load(self, adapter: str) -> Drafter:
+        like = next(iter(self._loaded.values())).info if self._loaded else None
+        return Drafter.load(self._config, self._load_state(), adapter, self._dtype, self._embedding, like)
 
 
 @dataclasses.dataclass(frozen=True)
-class _Drafter:
+class Drafter:
+    """A drafter's packed weights, and the token id of every row of its head."""
+
     info: DrafterInfo
     head_ids: torch.Tensor
     weights: PackedDecoder
@@ -143,10 +140,23 @@ class _Drafter:
         config: Any,
         state: Mapping[str, torch.Tensor],
         adapter: str,
-        info: DrafterInfo,
         dtype: torch.dtype,
         embedding: torch.Tensor,
-    ) -> _Drafter:
+        like: DrafterInfo | None = None,
+    ) -> Drafter:
+        """Check and load a drafter.
+
+        Args:
+            config, state: of the target.
+            embedding: the target's input embedding in `dtype`, read where it is.
+            like: one whose place it must be able to take.
+
+        Raises:
+            ConfigError, ModelLoadError: as `SharedBaseBackend`.
+        """
+        info = check_drafter(adapter, config, state)
+        if like is not None and (len(info.layers), info.head_size) != (len(like.layers), like.head_size):
+            raise ConfigError("adapters", adapter, "drafters with as many layers and as large a head as the first")
         shape = shape_of(config)
         head_ids = read_head_ids(adapter, info)
         adapted = merge_lora(truncated_state(state, info.layers, head_ids), adapter)
@@ -186,7 +196,7 @@ class _WholeVocabulary(Runner):
         self._inner.close()
 
 
-def _embedding(state: Mapping[str, torch.Tensor], shape: DecoderShape, dtype: torch.dtype) -> torch.Tensor:
+def input_embedding(state: Mapping[str, torch.Tensor], shape: DecoderShape, dtype: torch.dtype) -> torch.Tensor:
     """The input embedding in `dtype`: the mapped checkpoint's own tensor where it has that dtype."""
     tensor = state.get("model.embed_tokens.weight")
     if tensor is None or tuple(tensor.shape) != (shape.vocab, shape.hidden):

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import Future
 
 from autopipe.core.chain import neural_names
@@ -19,7 +19,7 @@ from autopipe.core.plan import Plan
 from autopipe.core.processes import WorkerState
 from autopipe.core.remote_processor import process_row
 from autopipe.core.request import Outcome, RequestHandle, TokenBlock
-from autopipe.core.shared.drafting import DraftingConfig
+from autopipe.core.shared.drafting import DraftingConfig, neural_drafters
 from autopipe.core.shared.keeper import WorkerKeeper, threads_of
 from autopipe.core.shared.ledger import OpenRequest
 from autopipe.core.shared.options import SharingOptions
@@ -37,6 +37,8 @@ class SharedConductor(ConductorBase):
         cache: what the worker said last of its prefix cache.
         costs: seconds of a step by rows.
         finishing: how fast requests end.
+        drafters: neural drafters that are loaded, by key: name, and what they said when they were ready.
+        kept: plans whose neural drafters stay loaded while no plan in force uses them.
     """
 
     def __init__(self, plan: Plan, options: SharingOptions, load_timeout_s: float) -> None:
@@ -44,10 +46,14 @@ class SharedConductor(ConductorBase):
         self.cache: Mapping[str, int] = {}
         self.costs: StepCosts | None = None
         self.finishing = FinishRate()
+        self.drafters: dict[str, tuple[str, Message]] = {}
+        self.kept: Sequence[Plan] = ()
         self.keeper = WorkerKeeper(self.mailbox, options, load_timeout_s)
         self._gate = threading.Lock()
         self._open: dict[int, OpenRequest] = {}
         self._loading: Future[None] | None = None
+        self._before: Plan | None = None  # in force before the one that is loading; None: none has been yet
+        self._complete = False  # whether a plan has ever been in force with all its drafters
         self._saving: deque[Future[int]] = deque()  # answered in order
         self._losses = 0  # of workers in a row, since one was last ready
 
@@ -109,20 +115,25 @@ class SharedConductor(ConductorBase):
         if self.mailbox.closed:
             done.set_exception(EngineClosedError("the engine was closed"))
             return
-        self.plan = plan
+        self._answer_load(AutoPipeError("another plan was applied before this one was ready"))
+        self._before, self.plan, self._loading = self.plan if self._complete else None, plan, done
         for request in self._unfinished():
             request.plan_changes += request.begun
         if self.keeper.ready:
             self._configure()
-            done.set_result(None)
-            return
-        self._answer_load(AutoPipeError("another plan was applied before this one was ready"))
-        self._loading = done
-        self._load()
+            self._answer_if_complete()
+        else:
+            self._load()
 
     def withdraw_plan(self, done: Future[None]) -> None:
         if self._loading is done:
             self._loading = None
+
+    def keep_loaded(self, plans: Sequence[Plan]) -> None:
+        """Keep the neural drafters of these plans loaded."""
+        self.kept = plans
+        if self.keeper.ready:
+            self._configure()
 
     def save_ngrams(self, path: str, done: Future[int]) -> None:
         """Have the worker write what its drafter learned online; `done` gets the number of contexts."""
@@ -181,15 +192,28 @@ class SharedConductor(ConductorBase):
         else:
             loading.set_exception(error)
 
+    def _answer_if_complete(self) -> None:
+        """The plan in force is complete once all its neural drafters are loaded."""
+        if all(drafter.key in self.drafters for drafter in neural_drafters(self.plan)):
+            self._complete = True
+            self._answer_load(None)
+
     def _fail_load(self, error: AutoPipeError) -> None:
         self.keeper.end()
         self._end_all(self._unfinished(), error)
         self._answer_load(error)
 
     def _configure(self) -> None:
-        drafting = DraftingConfig.of(self.plan)
-        message = {"type": "configure", "drafting": drafting.model_dump(mode="json"), "threads": threads_of(self.plan)}
-        self.keeper.send(message)
+        kept = {drafter.key: drafter for plan in (self.plan, *self.kept) for drafter in neural_drafters(plan)}
+        self.drafters = {key: found for key, found in self.drafters.items() if key in kept}
+        self.keeper.send(
+            {
+                "type": "configure",
+                "drafting": DraftingConfig.of(self.plan).model_dump(mode="json"),
+                "kept": [drafter.model_dump(mode="json") for drafter in kept.values()],
+                "threads": threads_of(self.plan),
+            }
+        )
 
     def _hear(self) -> None:
         try:
@@ -208,6 +232,14 @@ class SharedConductor(ConductorBase):
             self._fail_load(rebuild_error(message["error"], message["message"]))
         elif kind == "step-failed":
             self._lose(f"{message['error']}: {message['message']}")
+        elif kind == "drafter-ready":
+            self.drafters[message["key"]] = message["name"], message["facts"]
+            self._answer_if_complete()
+        elif kind == "drafter-failed":
+            self._take_failed_drafter(message)
+        elif kind == "drafter-lost":
+            self.drafters.pop(message["key"], None)
+            self._note(f"stage {message['name']!r}: {message['message']}; the others go on without it")
         elif kind == "note":
             self._note(message["text"])
         elif kind == "saved-ngrams":
@@ -228,7 +260,20 @@ class SharedConductor(ConductorBase):
         if self.costs is None:
             self.costs = StepCosts({int(n): ms / 1e3 for n, ms in message["step_ms"].items() if ms > 0})
         self._configure()
-        self._answer_load(None)
+        self._answer_if_complete()
+
+    def _take_failed_drafter(self, message: Message) -> None:
+        """A neural drafter cannot be loaded: the plan that brought it is refused, or goes on without it."""
+        error = rebuild_error(message["error"], message["message"])
+        needed = any(drafter.key == message["key"] for drafter in neural_drafters(self.plan))
+        if self._loading is None or not needed:
+            self._note(f"stage {message['name']!r} cannot be loaded: {error}")
+        elif self._before is None:
+            self._fail_load(error)
+        else:
+            self.plan = self._before
+            self._configure()
+            self._answer_load(error)
 
     def _take_step(self, step: Message) -> None:
         self.cache = step["cache"]
@@ -272,6 +317,7 @@ class SharedConductor(ConductorBase):
             self._fail_load(error)
             return
         self.keeper.end()
+        self.drafters.clear()
         self._fail_saving(error)
         self._note(f"stage {name!r}: {why}")
         for request in self._unfinished():

@@ -2,37 +2,84 @@
 
 from __future__ import annotations
 
+import json
+
+from autopipe.core.chain import neural_names
 from autopipe.core.config import UserModel
-from autopipe.core.plan import Mode, NgramOptions, Plan, Warmup
+from autopipe.core.plan import Mode, NgramOptions, Plan, StagePlan, Warmup
+
+
+class NeuralDrafting(UserModel):
+    """One neural drafter's part.
+
+    Attributes:
+        key: the same for stages that can be one loaded model.
+        name: what stats call it.
+        stage: as the plan has it.
+        window: most tokens it drafts at a time for the stage after it.
+        fed_window: most drafts it is given at a time by what comes before it; 0: it drafts by itself.
+    """
+
+    key: str
+    name: str
+    stage: StagePlan
+    window: int
+    fed_window: int = 0
 
 
 class DraftingConfig(UserModel):
     """Drawn from a plan.
 
     Attributes:
-        ngram: options of the n-gram drafter; None: no drafts.
+        ngram: options of the n-gram drafter; None: there is none.
+        neural: neural drafters, cheapest first.
         window: most drafts of one request in one step.
-        warmup: how the window opens.
+        warmup: how windows open.
     """
 
     ngram: NgramOptions | None = None
+    neural: tuple[NeuralDrafting, ...] = ()
     window: int = 4
     warmup: Warmup = Warmup()
 
     @classmethod
     def of(cls, plan: Plan) -> DraftingConfig:
         """What `plan` says; plain decoding drafts nothing."""
-        first = plan.chain[0]
-        if plan.mode is Mode.PLAIN or not first.is_ngram:
+        if plan.mode is Mode.PLAIN or not plan.drafters:
             return cls()
-        window = min(first.window, plan.target.verify_cap)
-        return cls(ngram=first.ngram_options(), window=window, warmup=plan.warmup)
+        first, last = plan.drafters[0], plan.drafters[-1]
+        return cls(
+            ngram=first.ngram_options() if first.is_ngram else None,
+            neural=neural_drafters(plan),
+            window=min(last.window, plan.target.verify_cap),
+            warmup=plan.warmup,
+        )
 
     @property
     def gate(self) -> bool:
-        """Whether drafts are weighed against what their rows cost."""
+        """Whether drafts of the n-gram are weighed against what their rows cost."""
         return self.ngram is None or self.ngram.gate
 
-    def limit(self, generated: int, max_new_tokens: int) -> int:
-        """Most drafts after `generated` of at most `max_new_tokens` output tokens."""
-        return self.warmup.window(self.window, generated, max_new_tokens)
+    def opened(self, window: int, generated: int, max_new_tokens: int) -> int:
+        """A window after `generated` of at most `max_new_tokens` output tokens."""
+        return self.warmup.window(window, generated, max_new_tokens)
+
+    def without(self, key: str) -> DraftingConfig:
+        """The same without a neural drafter."""
+        return self.replace(neural=tuple(drafter for drafter in self.neural if drafter.key != key))
+
+
+def neural_drafters(plan: Plan) -> tuple[NeuralDrafting, ...]:
+    """The neural drafters in a plan's chain, whatever its mode."""
+    drafters: list[NeuralDrafting] = []
+    names, before = neural_names(plan), 0
+    for stage in plan.drafters:
+        if not stage.is_ngram:
+            identity = json.dumps({**stage.identity(), "adapter": stage.adapter, "exact": plan.exact}, sort_keys=True)
+            key = f"{identity}#{sum(drafter.key.startswith(identity) for drafter in drafters)}"
+            fed = min(before, stage.verify_cap)
+            drafters.append(
+                NeuralDrafting(key=key, name=names[len(drafters)], stage=stage, window=stage.window, fed_window=fed)
+            )
+        before = stage.window
+    return tuple(drafters)

@@ -15,7 +15,7 @@ from autopipe.core.chain import neural_names, stage_keys
 from autopipe.core.channel import Message
 from autopipe.core.engine_base import EngineBase
 from autopipe.core.errors import ConfigError, QueueFullError
-from autopipe.core.plan import Plan
+from autopipe.core.plan import Mode, Plan
 from autopipe.core.request import RequestHandle, RowProcessor
 from autopipe.core.sampling import SamplingParams
 from autopipe.core.shared.conductor import SharedConductor
@@ -53,6 +53,9 @@ class SharedEngine(EngineBase[SharedConductor]):
         ModelLoadError, UnsupportedModelError: the target cannot be loaded, or not for sharing.
     """
 
+    modes = (Mode.LOCKSTEP, Mode.PLAIN)
+    """Of plans with neural drafters that can be applied."""
+
     continues = True
     """`submit` takes `output=`, to go on with a request that was cut off."""
 
@@ -83,9 +86,12 @@ class SharedEngine(EngineBase[SharedConductor]):
 
     @property
     def worker_ids(self) -> dict[str, int]:
-        """Process id of the target's process by its name; {} while there is none."""
+        """Process id by name of each stage that is loaded: one process has them all; {} while there is none."""
         worker = self._conductor.keeper.worker
-        return {} if worker is None else {worker.name: worker.process.pid}
+        if worker is None:
+            return {}
+        names = [name for name, _ in list(self._conductor.drafters.values())]
+        return dict.fromkeys([*names, worker.name], worker.process.pid)
 
     @property
     def running(self) -> RequestHandle | None:
@@ -121,11 +127,16 @@ class SharedEngine(EngineBase[SharedConductor]):
         return dict(self._conductor.cache)
 
     def facts(self, stage: str) -> Message:
-        """What the target said when it was ready: vocab_size, max_length, exact, choice, load_s, step_ms; {} before."""
-        return dict(self._conductor.target_facts) if stage == neural_names(self.plan)[-1] else {}
+        """What a stage said when it was ready: vocab_size, max_length, exact, choice, load_s, step_ms; {} before."""
+        if stage == neural_names(self.plan)[-1]:
+            return dict(self._conductor.target_facts)
+        return next((dict(facts) for name, facts in list(self._conductor.drafters.values()) if name == stage), {})
 
     def keep_loaded(self, plans: Sequence[Plan]) -> None:
-        """Nothing to do: plans that can be shared differ in no loaded model."""
+        """Keep the neural drafters of these plans loaded once they are, so that a switch back to them costs no loading.
+        Replaces what was kept before; [] keeps none."""
+        kept = list(plans)
+        self._mailbox.post(lambda: self._conductor.keep_loaded(kept))
 
     def submit(
         self,
@@ -178,11 +189,13 @@ class SharedEngine(EngineBase[SharedConductor]):
             raise QueueFullError(waiting, self._conductor.finishing.seconds_until(waiting - idle_places + 1))
 
     def apply(self, plan: Plan, timeout_s: float | None = None) -> None:
-        """Put a plan with the same target in force; also while requests run, whose output it does not change.
+        """Put a plan with the same target in force; also while requests run, whose output it does not change, and which
+        go on while its drafters are loaded.
 
         Raises:
             ConfigError: a plan that cannot be shared, or one with another target: make a new engine for it.
-            AutoPipeError: the target is being loaded again, and takes too long.
+            ModelLoadError, UnsupportedModelError: a drafter cannot be loaded; the plan before stays in force.
+            AutoPipeError: models are being loaded, and take too long.
         """
         require_shareable(plan)
         if stage_keys(plan)[-1] != stage_keys(self.plan)[-1]:

@@ -20,11 +20,13 @@ class OpenRequest:
         sent: whether the worker knows of it.
         losses: workers that died while they knew of it.
         stats: of the target, for this request. A step's seconds are shared out by rows.
+        drafters: likewise of neural drafters, by name.
     """
 
     handle: RequestHandle
     output: list[int]
     stats: StageStats
+    drafters: dict[str, StageStats] = field(default_factory=dict)
     sent: bool = False
     losses: int = 0
     events: list[TraceEvent] = field(default_factory=list)
@@ -53,7 +55,7 @@ class OpenRequest:
         if self.handle.begun_s is None:
             self.handle.begun_s = step["start"] / 1e9
         stats, rows = self.stats, served["read"] + served["drafts"]
-        share_s = (step["end"] - step["start"]) / 1e9 * rows / max(1, step["rows"])
+        share_s = (step["end"] - step["start"] - step["draft"]) / 1e9 * rows / max(1, step["rows"])
         num_tokens = len(served["ids"])
         stats.forwards += 1
         stats.emitted += num_tokens
@@ -66,14 +68,31 @@ class OpenRequest:
             stats.catch_up_s += share_s * (served["read"] - bool(num_tokens)) / rows
         else:
             stats.acceptance_lengths[num_tokens] += 1
+        chain: list[str] = step["chain"]
         if served["drafts"]:
-            stats.count_drafts(NGRAM, served["drafts"], served["accepted"])
+            stats.count_drafts(chain[-1] if chain else NGRAM, served["drafts"], served["accepted"])
+        for counts in served.get("drafters", ()):
+            before = chain.index(counts["name"])
+            self._count_drafter(counts, chain[before - 1] if before else NGRAM)
         if self.handle.trace:
             self.events.append(TraceEvent(name, step["start"], step["end"], rows, served["accepted"]))
 
+    def _count_drafter(self, counts: Message, producer: str) -> None:
+        """Take what a neural drafter did for this request into its figures."""
+        stats = self.drafters.setdefault(counts["name"], StageStats(name=counts["name"]))
+        stats.forwards += counts["forwards"]
+        stats.emitted += counts["emitted"]
+        stats.verified += counts["verified"]
+        stats.accepted += counts["accepted"]
+        stats.busy_s += counts["busy_ns"] / 1e9
+        stats.catch_up_s += counts["catch_up_ns"] / 1e9
+        stats.acceptance_lengths.update(counts["lengths"])
+        if counts["verified"]:
+            stats.count_drafts(producer, counts["verified"], counts["accepted"])
+
     def reports(self) -> list[StageReport]:
         """Its stages so far."""
-        return report_stages([self.stats])
+        return report_stages([*self.drafters.values(), self.stats])
 
     def outcome(self, finish_reason: str) -> Outcome:
         """How it ended, now."""

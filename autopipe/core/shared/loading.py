@@ -1,8 +1,9 @@
-"""From the target of a plan to a batch runner; and why a plan cannot be shared."""
+"""From a stage of a plan to a batch runner; and why a plan cannot be shared."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import psutil
 
@@ -27,15 +28,16 @@ def reason_unshareable(plan: Plan) -> str | None:
 
     Reads the plan alone; a model that turns out not to fit is refused when it is loaded.
     """
-    if any(not stage.is_ngram for stage in plan.drafters):
-        return "neural drafters run in processes of their own, which serve one request at a time"
+    neural = [stage for stage in plan.drafters if not stage.is_ngram]
+    if neural and plan.mode is Mode.ASYNC:
+        return "stages that work at the same time (mode: async) have processes of their own, which serve one request"
     if plan.verification is not Verification.EQUALITY:
         return "under rejection sampling the text would depend on the other requests; equality verification is shared"
-    target = plan.target
-    if target.backend is BackendName.TRANSFORMERS:
-        return "the transformers backend holds one sequence; the fused backend shares"
-    if target.device_map is not None:
-        return "a model spread over devices holds one sequence"
+    for stage in (*neural, plan.target):
+        if stage.backend is BackendName.TRANSFORMERS:
+            return "the transformers backend holds one sequence; the fused backend shares"
+        if stage.device_map is not None:
+            return "a model spread over devices holds one sequence"
     return None
 
 
@@ -44,8 +46,11 @@ def require_shareable(plan: Plan) -> None:
     reason = reason_unshareable(plan)
     if reason is None:
         return
-    key = "verification" if plan.verification is not Verification.EQUALITY else "chain"
-    value = plan.verification.value if key == "verification" else plan.names()
+    key, value = "chain", str(plan.names())
+    if plan.verification is not Verification.EQUALITY:
+        key, value = "verification", plan.verification.value
+    elif plan.mode is Mode.ASYNC:
+        key, value = "mode", plan.mode.value
     raise ConfigError(key, value, f"plans that requests can share: {reason}")
 
 
@@ -54,15 +59,20 @@ def is_plain(plan: Plan) -> bool:
     return plan.mode is Mode.PLAIN or not plan.drafters
 
 
-class LoadedTarget(NamedTuple):
+class LoadedModel(NamedTuple):
     """A batch runner, and why it runs the way it does."""
 
     runner: BatchRunner
     reason: str
 
 
-def load_target(stage: StagePlan, options: SharingOptions, threads: int | None) -> LoadedTarget:
-    """Load a target for many sequences.
+def load_model(
+    stage: StagePlan, options: SharingOptions, threads: int | None, target: BatchRunner | None = None
+) -> LoadedModel:
+    """Load a model for many sequences.
+
+    Args:
+        target: for a drafter, its target: it has room for texts as long, and for as many tokens.
 
     Raises:
         ConfigError, ModelLoadError: as `load_backend`; or kv_bytes holds no sequence of the context's length.
@@ -72,12 +82,13 @@ def load_target(stage: StagePlan, options: SharingOptions, threads: int | None) 
     if stage.emulated is not None:
         from autopipe.core.backends.emulated_batch import EmulatedBatchRunner
 
-        return LoadedTarget(EmulatedBatchRunner(stage.emulated, slots), "emulated")
+        return LoadedModel(EmulatedBatchRunner(stage.emulated, slots), "emulated")
     from autopipe.core.backends.fused_batch import batch_runner
     from autopipe.core.backends.fused_config import shape_of
-    from autopipe.core.backends.load import check_stage
+    from autopipe.core.backends.load import check_stage, is_drafter
     from autopipe.core.kernels.formats import WeightFormat
     from autopipe.core.models.loading import load_config, load_state
+    from autopipe.core.models.shared_base import adapter_folder, read_drafter_info
     from autopipe.core.models.spec import resolve
 
     info = check_stage(stage)
@@ -88,23 +99,29 @@ def load_target(stage: StagePlan, options: SharingOptions, threads: int | None) 
     dtype: torch.dtype = getattr(torch, info.dtype.removeprefix("torch."))
     source = resolve(stage.model)
     config = load_config(source, trust_remote_code=stage.trust_remote_code)
+    shape = shape_of(config)
+    sizes: dict[str, Any] = {"dtype": dtype, "threads": threads, "slots": slots}
+    if is_drafter(stage):
+        from autopipe.core.backends.shared_base_batch import SharedBaseBatchRunner
+
+        folder = adapter_folder(str(stage.adapter))
+        shape = replace(shape, num_layers=len(read_drafter_info(folder).layers))
+        sizes["max_length"], sizes["kv_bytes"] = _drafter_memory(shape, dtype.itemsize, target)
+        drafter = SharedBaseBatchRunner(config, lambda: load_state(source, dtype), folder, **sizes)
+        return LoadedModel(drafter, f"{info.reason}; {drafter.description}")
     available = available_memory(info.device)
     state = load_state(source, dtype, adapter=stage.adapter)
     if info.device.startswith("cuda"):  # where the weights go next
         available -= sum(tensor.nbytes for tensor in state.values())
-    max_length, kv_bytes = _memory(shape_of(config), dtype.itemsize, options.kv_bytes, max(0, available))
-    runner = batch_runner(
-        config,
-        state,
-        dtype=dtype,
-        device=info.device,
-        threads=threads,
-        slots=slots,
-        max_length=max_length,
-        kv_bytes=kv_bytes,
-        weights={Dtype.INT8: WeightFormat.INT8, Dtype.INT4: WeightFormat.INT4}.get(stage.dtype),
-    )
-    return LoadedTarget(runner, f"{info.reason}; {runner.description}")
+    memory: tuple[int, int | None]
+    if target is None:
+        memory = _memory(shape, dtype.itemsize, options.kv_bytes, max(0, available))
+    else:
+        memory = _drafter_memory(shape, dtype.itemsize, target)
+    sizes["max_length"], sizes["kv_bytes"] = memory
+    weights = {Dtype.INT8: WeightFormat.INT8, Dtype.INT4: WeightFormat.INT4}.get(stage.dtype)
+    runner = batch_runner(config, state, device=info.device, weights=weights, **sizes)
+    return LoadedModel(runner, f"{info.reason}; {runner.description}")
 
 
 def available_memory(device: str) -> int:
@@ -124,3 +141,15 @@ def _memory(shape: DecoderShape, bytes_per_number: int, kv_bytes: int | None, av
     most_tokens = int(_MOST_KV_SHARE * available) // per_token
     max_length = max(1, min(shape.max_positions, most_tokens))
     return max_length, max(int(_DEFAULT_KV_SHARE * available), per_token * (max_length + _PAGE_SLACK))
+
+
+def _drafter_memory(shape: DecoderShape, bytes_per_number: int, target: BatchRunner | None) -> tuple[int, int | None]:
+    """As `_memory`, for a drafter: as many tokens as the target has room for."""
+    if target is None:
+        return shape.max_positions, None
+    max_length = min(shape.max_positions, target.max_length)
+    tokens = target.capacity_tokens
+    if tokens is None:
+        return max_length, None
+    per_token = int(_PADDING * shape.kv_numbers_per_token * bytes_per_number)
+    return max_length, per_token * (max(tokens, max_length) + _PAGE_SLACK)

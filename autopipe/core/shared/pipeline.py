@@ -19,10 +19,13 @@ from autopipe.core.gating import StepCosts
 from autopipe.core.ngram import NgramDrafter
 from autopipe.core.shared.drafting import DraftingConfig
 from autopipe.core.shared.drafts import share_rows
+from autopipe.core.shared.neural import DrafterFailedError, SharedDrafter, Source, Want
+from autopipe.core.shared.ngram_source import NgramSource
 from autopipe.core.shared.options import SharingOptions
 from autopipe.core.shared.schedule import Chunk, choose_answering, choose_chunks, who_gives_way
 from autopipe.core.shared.sequence import Served, SharedRequest, StepReport
 from autopipe.core.shared.slots import SlotKeeper
+from autopipe.core.shared.worth import WindowWorth
 
 if TYPE_CHECKING:
     import torch
@@ -60,8 +63,11 @@ class SharedPipeline:
 
     Attributes:
         costs: seconds of a forward by rows, as measured; kept from request to request.
+        worth: what neural drafts are worth, likewise.
         waiting: requests without KV, the next first.
         active: requests with KV, the one that came in first, first.
+        drafters: neural ones that are loaded, by key, used or not.
+        failed: called with the key of a neural drafter that has raised, and what; it is gone then.
         preemptions: times a request was sent back because KV memory was short.
         about_to_compute: called with the number of rows before each forward.
     """
@@ -70,8 +76,13 @@ class SharedPipeline:
         self.runner = runner
         self.options = options
         self.costs = StepCosts()
+        self.worth = WindowWorth()
         self.drafting = DraftingConfig()
-        self.make_ngram: Callable[[], NgramDrafter] | None = None
+        self.drafters: dict[str, SharedDrafter] = {}
+        self.failed: Callable[[str, Exception], None] = lambda key, error: None
+        self._ngrams: NgramSource | None = None
+        self._chain: list[SharedDrafter] = []
+        self._draft_ns = 0
         self.waiting: deque[SharedRequest] = deque()
         self.active: list[SharedRequest] = []
         self.slots = SlotKeeper(runner, options.cached_sequences if options.prefix_cache else 0)
@@ -83,15 +94,56 @@ class SharedPipeline:
     def has_work(self) -> bool:
         return bool(self.active or self.waiting)
 
+    @property
+    def drafter_names(self) -> list[str]:
+        """The neural drafters that take part, cheapest first."""
+        return [drafter.name for drafter in self._chain]
+
     def configure(self, drafting: DraftingConfig, make_ngram: Callable[[], NgramDrafter] | None) -> None:
-        """Draft otherwise from the next step on.
+        """Draft otherwise from the next step on. Neural drafters take part as soon as they are there.
 
         Args:
-            make_ngram: builds an n-gram drafter for one request; None: no drafts.
+            make_ngram: builds an n-gram drafter for one request; None: there is none.
         """
-        self.drafting, self.make_ngram = drafting, make_ngram
+        self._ngrams = None if make_ngram is None else NgramSource(make_ngram, self.runner.max_length)
         for request in (*self.active, *self.waiting):
             request.ngram, request.ngram_unchanged = None, 0
+        self.retune(drafting)
+
+    def retune(self, drafting: DraftingConfig) -> None:
+        """As `configure`, with the n-gram drafters there are."""
+        self.drafting = drafting
+        self._link()
+
+    def add_drafter(self, key: str, drafter: SharedDrafter) -> None:
+        """A neural drafter has been loaded."""
+        drafter.about_to_compute = self.about_to_compute
+        self.drafters[key] = drafter
+        self._link()
+
+    def remove_drafter(self, key: str) -> None:
+        """Unload a neural drafter."""
+        drafter = self.drafters.pop(key, None)
+        if drafter is not None:
+            self._link()
+            drafter.close()
+
+    def _link(self) -> None:
+        """Let each neural drafter that takes part have what comes before it for its source."""
+        before: Source | None = self._ngrams
+        chain = []
+        for wanted in self.drafting.neural:
+            drafter = self.drafters.get(wanted.key)
+            if drafter is not None:
+                drafter.source, drafter.fed_window = before, wanted.fed_window
+                if isinstance(before, NgramSource):
+                    before.costs = drafter.costs if self.drafting.gate else None
+                before = drafter
+                chain.append(drafter)
+        for drafter in self._chain:
+            if drafter not in chain:
+                drafter.clear()
+        self._chain = chain
 
     def begin(self, request: SharedRequest) -> None:
         self.waiting.append(request)
@@ -118,7 +170,7 @@ class SharedPipeline:
         if not prefill:
             self.costs.observe(num_rows, max(1, forward_ns) / 1e9)
         served = self._verify(rows, logits)
-        return StepReport(served, num_rows, prefill, start, time.monotonic_ns(), forward_ns)
+        return StepReport(served, num_rows, prefill, start, time.monotonic_ns(), self._draft_ns, forward_ns)
 
     # -- who is in ------------------------------------------------------------------------------------------
 
@@ -143,6 +195,8 @@ class SharedPipeline:
         if request.ngram is not None:
             request.ngram.reset()  # it may learn from the text, for other requests
             request.ngram, request.ngram_unchanged = None, 0
+        for drafter in self._chain:
+            drafter.leave(request, keep=keep)
         self.slots.release(request, keep=keep)
 
     def _has_memory(self, request: SharedRequest) -> bool:
@@ -204,28 +258,47 @@ class SharedPipeline:
                 self.slots.reuse(request, self.active)
 
     def _draft(self, answering: Sequence[SharedRequest], base_rows: int) -> list[list[int]]:
-        if self.make_ngram is None:
-            return [[] for _ in answering]
-        proposals = [self._propose(request, self.make_ngram) for request in answering]
+        start = time.monotonic_ns()
         room = max(base_rows, self.options.max_rows)
-        if not self.drafting.gate:
-            fair = (room - base_rows) // max(1, len(answering))
-            return [ids[:fair] for ids, _ in proposals]
-        counts = share_rows([chances for _, chances in proposals], self.costs, base_rows, float(base_rows), room)
-        return [ids[:count] for (ids, _), count in zip(proposals, counts, strict=True)]
+        fair = (room - base_rows) // max(1, len(answering))  # drafts of each, so that all have room
+        windows = list[int]()
+        if self._chain:
+            windows = self.worth.windows(len(answering), self.drafting.window, base_rows, self.costs)
+        if any(windows):
+            limits = [min(self._limit(each), fair, window) for each, window in zip(answering, windows, strict=True)]
+            wants = [Want(each, [], limit) for each, limit in zip(answering, limits, strict=True) if limit]
+            drafted = dict(zip((want.request.id for want in wants), self._draft_neurally(wants), strict=True))
+            drafts = [drafted.get(each.id, []) for each in answering]
+            depths = [len(ids) for ids in drafts if ids]
+            self.worth.observe_drafting(len(depths), max(depths, default=0), (time.monotonic_ns() - start) / 1e9)
+        elif self._ngrams is not None:
+            proposals = [self._ngrams.propose(each, [], self._limit(each)) for each in answering]
+            counts = [fair] * len(answering)
+            if self.drafting.gate:
+                counts = share_rows([chances for _, chances in proposals], self.costs, base_rows, base_rows, room)
+            drafts = [ids[:count] for (ids, _), count in zip(proposals, counts, strict=True)]
+        else:
+            drafts = [[] for _ in answering]
+        self._draft_ns = time.monotonic_ns() - start
+        return drafts
 
-    def _propose(self, request: SharedRequest, make: Callable[[], NgramDrafter]) -> tuple[list[int], list[float]]:
-        if request.ngram is None:
-            request.ngram, request.ngram_unchanged = make(), 0
-        request.ngram.sync(request.tokens, request.ngram_unchanged)
-        request.ngram_unchanged = length = len(request.tokens)
+    def _limit(self, request: SharedRequest) -> int:
+        """Most drafts for a request."""
+        length = len(request.tokens)
         room = min(request.end - length - 1, self.runner.max_length - length)
         generated, budget = length - request.prompt_length, request.end - request.prompt_length
-        limit = min(self.drafting.limit(generated, budget), room)
-        if limit <= 0:
-            return [], []
-        draft = request.ngram.draft(limit)
-        return draft.token_ids, draft.confidence
+        return max(0, min(self.drafting.opened(self.drafting.window, generated, budget), room))
+
+    def _draft_neurally(self, wants: list[Want]) -> list[list[int]]:
+        """Drafts of the last neural drafter; one that fails is left out from now on."""
+        while self._chain:
+            try:
+                return self._chain[-1].draft(wants)
+            except DrafterFailedError as failure:
+                key = next(key for key, drafter in self.drafters.items() if drafter is failure.drafter)
+                self.remove_drafter(key)
+                self.failed(key, failure.error)
+        return [[] for _ in wants]
 
     # -- what came of it ------------------------------------------------------------------------------------
 
@@ -240,7 +313,10 @@ class SharedPipeline:
 
     def _settle(self, row: _Row, logits: torch.Tensor | list[int]) -> Served:
         request = row.request
-        done = Served(request.id, num_read=row.num_read, num_drafts=len(row.drafts), reused=request.reused)
+        counts = [found for drafter in self._chain if (found := drafter.take_counts(request)) is not None]
+        done = Served(
+            request.id, num_read=row.num_read, num_drafts=len(row.drafts), reused=request.reused, drafters=counts
+        )
         request.served_step, request.reused = self._step, 0
         if not row.chooses:
             request.cached += row.num_read
@@ -261,6 +337,9 @@ class SharedPipeline:
         request.cached = min(length + verdict.num_accepted, len(request.tokens))
         if row.drafts:
             self.runner.rollback(request.slot, request.cached)
+        if self._chain:
+            self._chain[-1].settle(request, request.cached)
+            self.worth.observe_verdict(len(row.drafts), verdict.num_accepted)
         reason = request.finish_reason
         if reason is not None:
             self._leave(request)

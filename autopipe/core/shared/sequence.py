@@ -2,13 +2,48 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from autopipe.core.errors import AutoPipeError
 from autopipe.core.logprobs import TokenLogprobs
 from autopipe.core.ngram import NgramDrafter
 from autopipe.core.picker import Picker
+
+
+@dataclass(slots=True)
+class DrafterCounts:
+    """What a neural drafter has done for a request since it was last asked; seconds are shared out by rows.
+
+    Attributes:
+        forwards, emitted, verified, accepted: as in `StageStats`, its own drafts and those it was given.
+        busy_ns: in forwards; catch_up_ns: of these, for texts it had not read.
+        lengths: tokens it added in each step that was not for reading.
+    """
+
+    name: str
+    forwards: int = 0
+    emitted: int = 0
+    verified: int = 0
+    accepted: int = 0
+    busy_ns: int = 0
+    catch_up_ns: int = 0
+    lengths: list[int] = field(default_factory=list)
+
+    def read(self, nanoseconds: int) -> None:
+        """A forward over tokens it had not read."""
+        self.forwards += 1
+        self.busy_ns += nanoseconds
+        self.catch_up_ns += nanoseconds
+
+    def step(self, nanoseconds: int, verified: int, accepted: int, emitted: int) -> None:
+        """A forward that added tokens to a draft."""
+        self.forwards += 1
+        self.busy_ns += nanoseconds
+        self.verified += verified
+        self.accepted += accepted
+        self.emitted += emitted
+        self.lengths.append(emitted)
 
 
 @dataclass(slots=True, eq=False)
@@ -23,6 +58,7 @@ class SharedRequest:
         served_step: step in which it last got a token.
         since_active: output tokens since it became active.
         reused: tokens whose KV came from other sequences since it was last served.
+        drafter_picker: makes what chooses its tokens at a neural drafter with so many token ids.
         ngram, ngram_unchanged: its drafter, and how much of `tokens` the drafter knows.
     """
 
@@ -32,6 +68,7 @@ class SharedRequest:
     end: int
     eos_token_ids: frozenset[int]
     picker: Picker
+    drafter_picker: Callable[[int], Picker]
     ngram: NgramDrafter | None = None
     ngram_unchanged: int = 0
     slot: int = -1
@@ -70,6 +107,7 @@ class Served:
         num_read: tokens of its sequence that were read, the last one included.
         num_drafts, num_accepted: drafts verified, and of these accepted.
         reused: tokens whose KV was taken over from others since it was last served.
+        drafters: what neural drafters did for it.
         finish_reason: stop or length when the request is over.
         error: why no token could be chosen; the request is over.
     """
@@ -81,6 +119,7 @@ class Served:
     num_drafts: int = 0
     num_accepted: int = 0
     reused: int = 0
+    drafters: list[DrafterCounts] = field(default_factory=list)
     finish_reason: str | None = None
     error: AutoPipeError | None = None
 
@@ -92,7 +131,8 @@ class StepReport:
     Attributes:
         prefill: whether prompt tokens were among the rows.
         start_ns, finished_ns: monotonic clock.
-        forward_ns: how long the forward took.
+        draft_ns: how long drafting took, before the target's forward.
+        forward_ns: how long that took.
     """
 
     served: list[Served]
@@ -100,4 +140,5 @@ class StepReport:
     prefill: bool
     start_ns: int
     finished_ns: int
+    draft_ns: int
     forward_ns: int

@@ -6,25 +6,26 @@ import logging
 import select
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING
 
 from autopipe.core.affinity import bind_cores
 from autopipe.core.board import Slot
 from autopipe.core.chain import bound_cores
-from autopipe.core.channel import Channel, Message
+from autopipe.core.channel import Channel, Doorbell, Message
 from autopipe.core.errors import AutoPipeError, ConfigError, TokenizerMismatchError
 from autopipe.core.isolation import isolate
 from autopipe.core.plan import StagePlan
 from autopipe.core.remote_processor import remote_processor
 from autopipe.core.sampling import SamplingParams
-from autopipe.core.shared.drafting import DraftingConfig
+from autopipe.core.shared.drafting import DraftingConfig, NeuralDrafting
 from autopipe.core.shared.options import SharingOptions
 
 if TYPE_CHECKING:
     from autopipe.core.ngram import NgramDrafter
     from autopipe.core.ngram_online import OnlineNgrams
+    from autopipe.core.shared.drafter_loading import DrafterLoader, LoadedDrafter
     from autopipe.core.shared.pipeline import SharedPipeline
     from autopipe.core.shared.sequence import Served, StepReport
 
@@ -46,11 +47,16 @@ class SharedServer:
         self._measured = False
         self._online: OnlineNgrams | None = None
         self._postponed: list[Message] = []
+        self._loader: DrafterLoader | None = None
+        self._bell = Doorbell.create()  # rung when a drafter has been loaded
+        self._wanted: dict[str, NeuralDrafting] = {}
 
     def run(self) -> None:
         poller = select.poll()
         poller.register(self._channel.fileno(), select.POLLIN)
+        poller.register(self._bell.read_descriptor, select.POLLIN)
         while True:
+            self._take_loaded()
             while (message := self._next_message()) is not None:
                 if message["type"] == "shutdown":
                     return
@@ -70,7 +76,8 @@ class SharedServer:
             if kind == "load":
                 self._load(message)
             elif kind == "configure":
-                self._configure(DraftingConfig.parse(message["drafting"]), message["threads"])
+                kept = [NeuralDrafting.parse(drafter) for drafter in message["kept"]]
+                self._configure(DraftingConfig.parse(message["drafting"]), kept, message["threads"])
             elif kind == "begin":
                 self._begin(message)
             elif kind == "save-ngrams":
@@ -98,7 +105,8 @@ class SharedServer:
 
     def _load(self, message: Message) -> None:
         from autopipe.core.shared.calibration import measure
-        from autopipe.core.shared.loading import load_target
+        from autopipe.core.shared.drafter_loading import DrafterLoader
+        from autopipe.core.shared.loading import load_model
         from autopipe.core.shared.pipeline import SharedPipeline
 
         started = time.monotonic()
@@ -112,7 +120,7 @@ class SharedServer:
             unbound = None if cores is None else bind_cores(cores)  # before compute threads start, which inherit it
             for reason in (*([] if unbound is None else [unbound]), *isolate(stage, self._slot)):
                 self._channel.send({"type": "note", "text": reason})
-            loaded = load_target(stage, options, message["threads"])
+            loaded = load_model(stage, options, message["threads"])
             pipeline = SharedPipeline(loaded.runner, options)
             load_s = time.monotonic() - started
             measure(loaded.runner, pipeline.costs, stage.emulated)
@@ -120,7 +128,8 @@ class SharedServer:
             self._fail("load-failed", error)
             return
         pipeline.about_to_compute = self._set_deadline
-        self._pipeline = pipeline
+        pipeline.failed = self._lose_drafter
+        self._pipeline, self._loader = pipeline, DrafterLoader(loaded.runner, options, self._bell.ring)
         runner = loaded.runner
         self._channel.send(
             {
@@ -141,12 +150,16 @@ class SharedServer:
             allowed = 2 * int(1e9 * self._pipeline.costs.seconds(num_rows)) + _GRACE_NS
         self._slot.deadline_ns = time.monotonic_ns() + allowed
 
-    def _configure(self, drafting: DraftingConfig, threads: int) -> None:
+    def _configure(self, drafting: DraftingConfig, kept: Sequence[NeuralDrafting], threads: int) -> None:
         pipeline = self._pipeline
         if pipeline is None:
             return
         pipeline.runner.set_threads(threads)
+        self._load_drafters([*drafting.neural, *kept], threads)
         if drafting == pipeline.drafting:
+            return
+        if drafting.ngram is not None and drafting.ngram == pipeline.drafting.ngram:
+            pipeline.retune(drafting)
             return
         try:
             make = self._ngram_maker(pipeline, drafting)
@@ -154,6 +167,47 @@ class SharedServer:
             self._channel.send({"type": "note", "text": f"no n-gram drafter: {error}"})
             drafting, make = drafting.replace(ngram=None), None
         pipeline.configure(drafting, make)
+
+    # -- neural drafters ------------------------------------------------------------------------------------
+
+    def _load_drafters(self, wanted: Sequence[NeuralDrafting], threads: int) -> None:
+        """Have these drafters loaded, and no others."""
+        pipeline, loader = self._pipeline, self._loader
+        if pipeline is None or loader is None:
+            return
+        self._wanted = {drafter.key: drafter for drafter in wanted}
+        for key in pipeline.drafters.keys() - self._wanted.keys():
+            pipeline.remove_drafter(key)
+        for key, drafter in self._wanted.items():
+            own_threads = drafter.stage.threads or threads
+            if key in pipeline.drafters:
+                pipeline.drafters[key].runner.set_threads(own_threads)
+            else:
+                loader.load(drafter, own_threads)
+
+    def _take_loaded(self) -> None:
+        """Let drafters take part that have been loaded meanwhile."""
+        self._bell.silence()
+        while self._loader is not None and (loaded := self._loader.take()) is not None:
+            self._take_drafter(loaded)
+
+    def _take_drafter(self, loaded: LoadedDrafter) -> None:
+        pipeline, key, name = self._pipeline, loaded.drafting.key, loaded.drafting.name
+        drafter = loaded.drafter
+        if pipeline is None or key not in self._wanted or key in pipeline.drafters:
+            if drafter is not None:
+                drafter.close()
+        elif drafter is None:
+            error = {"error": type(loaded.error).__name__, "message": str(loaded.error)}
+            self._channel.send({"type": "drafter-failed", "key": key, "name": name, **error})
+        else:
+            pipeline.add_drafter(key, drafter)
+            self._channel.send({"type": "drafter-ready", "key": key, "name": name, "facts": loaded.facts})
+
+    def _lose_drafter(self, key: str, error: Exception) -> None:
+        name = self._wanted[key].name if key in self._wanted else key
+        why = f"{type(error).__name__}: {error}"
+        self._channel.send({"type": "drafter-lost", "key": key, "name": name, "message": why})
 
     def _save_ngrams(self, path: str) -> None:
         try:
@@ -197,9 +251,21 @@ class SharedServer:
         params = SamplingParams.parse(message["params"])
         prompt: list[int] = message["prompt"]
         number: int = message["request"]
+        target_vocab = pipeline.runner.vocab_size
+
+        def drafter_picker(vocab_size: int) -> Picker:
+            return Picker(
+                params,
+                vocab_size=min(vocab_size, target_vocab),
+                eos_token_ids=message["eos"],
+                prompt_length=len(prompt),
+                stage=1,
+                is_target=False,
+            )
+
         picker = Picker(
             params,
-            vocab_size=pipeline.runner.vocab_size,
+            vocab_size=target_vocab,
             eos_token_ids=message["eos"],
             prompt_length=len(prompt),
             processor=remote_processor(self._channel, self._slot, number, self._postponed.append)
@@ -214,6 +280,7 @@ class SharedServer:
                 end=len(prompt) + params.max_new_tokens,
                 eos_token_ids=frozenset(message["eos"]),
                 picker=picker,
+                drafter_picker=drafter_picker,
             )
         )
 
@@ -232,6 +299,8 @@ def _step_message(report: StepReport, pipeline: SharedPipeline) -> Message:
         "type": "step",
         "start": report.start_ns,
         "end": report.finished_ns,
+        "draft": report.draft_ns,
+        "chain": pipeline.drafter_names,
         "forward": report.forward_ns,
         "rows": report.num_rows,
         "prefill": report.prefill,
@@ -259,6 +328,8 @@ def _served_message(served: Served) -> Message:
     }
     if served.reused:
         message["reused"] = served.reused
+    if served.drafters:
+        message["drafters"] = [asdict(counts) for counts in served.drafters]
     if served.logprobs is not None:
         message["logprobs"] = [asdict(item) for item in served.logprobs]
     if served.error is not None:

@@ -3,12 +3,28 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import Protocol
 
 import numpy as np
 
 from autopipe.core.backends.fused_batch import BatchRunner
 from autopipe.core.shared.prefix_cache import MIN_REUSE, PrefixCache, common_length
-from autopipe.core.shared.sequence import SharedRequest
+
+
+class Seated(Protocol):
+    """A request at one model.
+
+    Attributes:
+        tokens: its text so far.
+        slot: of the model's batch runner; -1: none.
+        cached: tokens of the text in that slot's KV cache.
+        reused: counts tokens whose KV came from other sequences.
+    """
+
+    tokens: list[int]
+    slot: int
+    cached: int
+    reused: int
 
 
 class SlotKeeper:
@@ -32,7 +48,7 @@ class SlotKeeper:
         """Finished sequences that are kept."""
         return len(self._cache)
 
-    def admit(self, request: SharedRequest) -> bool:
+    def admit(self, request: Seated) -> bool:
         """Give a request an empty slot; False when there is none."""
         while not self._free:
             if not self.evict():
@@ -48,13 +64,13 @@ class SlotKeeper:
         self.evictions += 1
         return True
 
-    def release(self, request: SharedRequest, *, keep: bool) -> None:
+    def release(self, request: Seated, *, keep: bool) -> None:
         """Take a request's slot back; with `keep`, its KV may serve others."""
         slot, request.slot = request.slot, -1
         cached, request.cached = request.cached, 0
         self._drop(self._cache.put(slot, request.tokens[:cached]) if keep else [slot])
 
-    def reuse(self, request: SharedRequest, active: Iterable[SharedRequest]) -> int:
+    def reuse(self, request: Seated, active: Iterable[Seated]) -> int:
         """Take over the KV of the longest common beginning that another sequence holds; return the tokens gained.
 
         The last token is always left to read: the choice of the next one needs its row.

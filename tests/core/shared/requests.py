@@ -61,16 +61,29 @@ def make_pipeline(
 
 
 def request(
-    number: int, prompt: Sequence[int], *, eos: Sequence[int] = (), output: Sequence[int] = (), **params: Any
+    number: int,
+    prompt: Sequence[int],
+    *,
+    eos: Sequence[int] = (),
+    output: Sequence[int] = (),
+    vocab: int = VOCAB,
+    **params: Any,
 ) -> SharedRequest:
     parsed = SamplingParams.parse({"max_new_tokens": 24, **params})
+
+    def picker(vocab_size: int, *, is_target: bool = False) -> Picker:
+        return Picker(
+            parsed, vocab_size=vocab_size, eos_token_ids=eos, prompt_length=len(prompt), is_target=is_target, stage=1
+        )
+
     return SharedRequest(
         id=number,
         tokens=[*prompt, *output],
         prompt_length=len(prompt),
         end=len(prompt) + parsed.max_new_tokens,
         eos_token_ids=frozenset(eos),
-        picker=Picker(parsed, vocab_size=VOCAB, eos_token_ids=eos, prompt_length=len(prompt)),
+        picker=picker(vocab, is_target=True),
+        drafter_picker=picker,
     )
 
 

@@ -309,7 +309,8 @@ def test_a_target_that_does_not_load_says_why() -> None:
 @pytest.mark.parametrize(
     ("chain", "settings", "word"),
     [
-        ([{"model": "a"}, {"model": "b"}], {}, "neural drafters"),
+        ([{"model": "a"}, {"model": "b"}], {"mode": "async"}, "async"),
+        ([{"model": "a", "backend": "transformers"}, {"model": "b"}], {}, "transformers"),
         ([{"model": "b"}], {"verification": "rejection"}, "rejection"),
         ([{"model": "b", "backend": "transformers"}], {}, "transformers"),
         ([{"model": "b", "device_map": "auto"}], {}, "devices"),

@@ -16,7 +16,7 @@ from autopipe.core.backends import load as backends_load
 from autopipe.core.models.loading import load_state
 from autopipe.core.models.spec import resolve
 from autopipe.core.plan import StagePlan
-from autopipe.core.shared.loading import available_memory, load_target
+from autopipe.core.shared.loading import available_memory, load_model
 from autopipe.core.shared.options import SharingOptions
 
 HOST_BYTES, GPU_BYTES = 64 << 30, 8 << 30
@@ -53,7 +53,7 @@ def test_memory_is_asked_of_the_device_itself() -> None:
 
 
 def test_on_a_cpu_caches_get_a_quarter_of_the_hosts_free_memory(tiny_folder: Path, asked: dict[str, Any]) -> None:
-    load_target(StagePlan(model=str(tiny_folder), device="cpu"), SharingOptions(), 1)
+    load_model(StagePlan(model=str(tiny_folder), device="cpu"), SharingOptions(), 1)
     assert asked["kv_bytes"] == HOST_BYTES // 4
 
 
@@ -62,7 +62,7 @@ def test_on_a_gpu_caches_get_a_quarter_of_what_its_weights_leave_free(
 ) -> None:
     on_device(monkeypatch, "cuda:1")
     weights = sum(tensor.nbytes for tensor in load_state(resolve(str(tiny_folder)), asked_dtype(tiny_folder)).values())
-    load_target(StagePlan(model=str(tiny_folder)), SharingOptions(), 1)
+    load_model(StagePlan(model=str(tiny_folder)), SharingOptions(), 1)
     assert asked["device"] == "cuda:1"
     assert asked["kv_bytes"] == (GPU_BYTES - weights) // 4
 
@@ -71,7 +71,7 @@ def test_kv_bytes_that_are_given_are_kept(
     monkeypatch: pytest.MonkeyPatch, tiny_folder: Path, asked: dict[str, Any]
 ) -> None:
     on_device(monkeypatch, "cuda:1")
-    load_target(StagePlan(model=str(tiny_folder)), SharingOptions(kv_bytes=1 << 20), 1)
+    load_model(StagePlan(model=str(tiny_folder)), SharingOptions(kv_bytes=1 << 20), 1)
     assert asked["kv_bytes"] == 1 << 20
 
 

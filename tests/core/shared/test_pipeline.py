@@ -9,6 +9,8 @@ import torch
 
 from autopipe.core import kernels
 from autopipe.core.errors import AutoPipeError, KVMemoryError
+from autopipe.core.ngram import NgramDrafter
+from autopipe.core.plan import NgramOptions
 from tests.core.shared.requests import Collected, alone, ids, make_pipeline, request
 
 DTYPES = pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=["bf16", "fp32"])
@@ -249,7 +251,7 @@ def test_changing_the_drafts_in_the_middle_changes_no_text() -> None:
         if not changed.pipeline.has_work:
             break
         drafting = changed.pipeline.drafting.replace(window=1 + step % 7)
-        changed.pipeline.configure(drafting, changed.pipeline.make_ngram if step % 3 else None)
+        changed.pipeline.configure(drafting, (lambda: NgramDrafter(NgramOptions())) if step % 3 else None)
         changed.step()
     assert changed.run() == fixed.output
 

@@ -1,0 +1,317 @@
+"""Neural drafters in the shared pipeline: they draft for many at once, and change nobody's text."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from autopipe.core import kernels
+from autopipe.core.backends.emulated_batch import EmulatedBatchRunner
+from autopipe.core.backends.fused_batch import BatchRunner, batch_runner
+from autopipe.core.errors import KVMemoryError
+from autopipe.core.gating import StepCosts
+from autopipe.core.ngram import NgramDrafter
+from autopipe.core.plan import EmulatedStage, NgramOptions, StagePlan, Warmup
+from autopipe.core.shared.drafting import DraftingConfig, NeuralDrafting
+from autopipe.core.shared.neural import SharedDrafter
+from autopipe.core.shared.options import SharingOptions
+from autopipe.core.shared.pipeline import SharedPipeline
+from autopipe.core.shared.worth import WindowWorth
+from tests.core.pipeline import plain_output
+from tests.core.shared.requests import Collected, alone, ids, make_pipeline, request
+from tests.tiny import tiny_model, tiny_state
+
+native = pytest.mark.skipif(not kernels.has_kernels(), reason=kernels.reason_missing() or "kernels")
+SHARING = {"max_active": 16, "max_batch": 8, "max_rows": 64, "cached_sequences": 8}
+EMULATED_VOCAB = 64
+
+
+def _spec(agreement: float = 1.0, **extra: Any) -> EmulatedStage:
+    return EmulatedStage.parse({"ms": {1: 0}, "agreement": agreement, "vocab_size": EMULATED_VOCAB, **extra})
+
+
+class Decided(WindowWorth):
+    """Windows by turns, in place of what measurements would say; none given: always the whole window."""
+
+    def __init__(self, windows: Sequence[int] = ()) -> None:
+        super().__init__()
+        self._windows, self._turn = list(windows), 0
+
+    def windows(self, num_requests: int, window: int, base_rows: int, costs: StepCosts) -> list[int]:
+        self._turn += 1
+        turns = range(self._turn, self._turn + num_requests)
+        return [min(window, self._windows[turn % len(self._windows)]) if self._windows else window for turn in turns]
+
+
+def drafting(windows: Sequence[int], *, ngram: int = 0, gate: bool = False, **more: Any) -> DraftingConfig:
+    """Neural drafters `d0`, `d1`, ... with these windows, behind an n-gram with window `ngram` if not 0."""
+    before = [ngram, *windows]
+    neural = [
+        NeuralDrafting(key=f"d{n}", name=f"d{n}", stage=StagePlan(model="any"), window=window, fed_window=before[n])
+        for n, window in enumerate(windows)
+    ]
+    options = NgramOptions(gate=gate) if ngram else None
+    return DraftingConfig(ngram=options, neural=tuple(neural), window=windows[-1], **more)
+
+
+def configure(pipeline: SharedPipeline, runners: Sequence[BatchRunner], config: DraftingConfig) -> None:
+    for wanted, runner in zip(config.neural, runners, strict=True):
+        pipeline.add_drafter(wanted.key, SharedDrafter(wanted.name, runner, pipeline.options))
+    options = config.ngram
+    pipeline.configure(config, None if options is None else lambda: NgramDrafter(options))
+
+
+def emulated_pipeline(
+    agreements: Sequence[float], config: DraftingConfig, *, worths: Sequence[int] = (), **options: Any
+) -> Collected:
+    """An emulated target behind emulated drafters."""
+    sharing = SharingOptions.parse({**SHARING, **options})
+    slots = sharing.max_active + sharing.cached_sequences
+    pipeline = SharedPipeline(EmulatedBatchRunner(_spec(), slots), sharing)
+    pipeline.worth = Decided(worths)
+    configure(pipeline, [EmulatedBatchRunner(_spec(agreement), slots) for agreement in agreements], config)
+    return Collected(pipeline)
+
+
+def prompt_of(number: int, length: int = 5, system: int = 0) -> list[int]:
+    """A prompt of its own, after a beginning of `system` tokens that all have in common."""
+    return [place % EMULATED_VOCAB for place in range(system)] + [
+        (7 * number + place) % EMULATED_VOCAB for place in range(length)
+    ]
+
+
+def expected(number: int, tokens: int = 24, length: int = 5, **params: Any) -> list[int]:
+    return plain_output(tokens, prompt=prompt_of(number, length), **params)
+
+
+@settings(max_examples=120, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(
+    agreements=st.lists(st.floats(0, 1), min_size=1, max_size=3),
+    windows=st.lists(st.integers(1, 7), min_size=3, max_size=3),
+    ngram=st.integers(0, 6),
+    gate=st.booleans(),
+    warmup=st.sampled_from(["none", "conservative", "progressive"]),
+    lengths=st.lists(st.sampled_from([1, 5, 30, 60]), min_size=1, max_size=5),
+    system=st.sampled_from([0, 9, 30]),
+    worths=st.lists(st.integers(0, 7), max_size=4),
+    joins=st.lists(st.integers(0, 6), min_size=5, max_size=5),
+    leaves=st.integers(0, 30),
+    temperature=st.sampled_from([0.0, 1.0]),
+    max_batch=st.integers(1, 4),
+    prefill_rows_alone=st.integers(1, 40),
+)
+def test_whatever_the_chain_and_the_company_each_gets_what_the_target_says_to_it_alone(
+    agreements: list[float],
+    windows: list[int],
+    ngram: int,
+    gate: bool,
+    warmup: str,
+    lengths: list[int],
+    system: int,
+    worths: list[int],
+    joins: list[int],
+    leaves: int,
+    temperature: float,
+    max_batch: int,
+    prefill_rows_alone: int,
+) -> None:
+    config = drafting(windows[: len(agreements)], ngram=ngram, gate=gate, warmup=Warmup.parse({"kind": warmup}))
+    collected = emulated_pipeline(
+        agreements, config, worths=worths, max_batch=max_batch, max_rows=40, prefill_rows_alone=prefill_rows_alone
+    )
+    waiting = [
+        (join, request(n, prompt_of(n % 2, length, system), vocab=EMULATED_VOCAB, temperature=temperature, seed=n))
+        for n, (length, join) in enumerate(zip(lengths, joins, strict=False))
+    ]
+    cancelled, lost = None, list[str]()
+    collected.pipeline.failed = lambda key, error: lost.append(f"{key}: {error}")
+    while waiting or collected.pipeline.has_work:
+        for _, new in [entry for entry in waiting if entry[0] <= collected.steps]:
+            collected.pipeline.begin(new)
+        waiting = [entry for entry in waiting if entry[0] > collected.steps]
+        if collected.pipeline.has_work:
+            collected.step()
+        else:
+            collected.steps += 1
+        if collected.steps == leaves and len(lengths) > 1:
+            collected.pipeline.cancel(0)
+            cancelled = 0
+        assert collected.steps < 2000
+    for n, length in enumerate(lengths):
+        if n != cancelled:
+            params = {"seed": n, "temperature": temperature} if temperature else {}
+            assert collected.output[n] == plain_text(prompt_of(n % 2, length, system), params)
+    assert not lost
+
+
+def plain_text(prompt: list[int], params: dict[str, Any]) -> list[int]:
+    """What the emulated target says to a request alone."""
+    sharing = SharingOptions.parse(SHARING)
+    collected = Collected(SharedPipeline(EmulatedBatchRunner(_spec(), 20), sharing))
+    collected.pipeline.begin(request(0, prompt, vocab=EMULATED_VOCAB, **params))
+    return collected.run()[0]
+
+
+def test_eight_requests_share_each_forward_of_the_drafter() -> None:
+    collected = emulated_pipeline([1.0], drafting([4]))
+    drafter = collected.pipeline.drafters["d0"]
+    rows: list[int] = []
+    drafter.about_to_compute = rows.append
+    for number in range(8):
+        collected.pipeline.begin(request(number, prompt_of(number), vocab=EMULATED_VOCAB, max_new_tokens=21))
+    assert collected.run() == {number: expected(number, 21) for number in range(8)}
+    assert max(rows) >= 8
+    assert len(rows) < 30, "one forward for each draft of all, not for each request"
+
+
+def test_a_perfect_drafter_fills_its_window() -> None:
+    collected = emulated_pipeline([1.0], drafting([4]))
+    collected.pipeline.begin(request(0, prompt_of(0), vocab=EMULATED_VOCAB, max_new_tokens=21))
+    collected.run()
+    assert collected.steps == 1 + 20 // 5
+
+
+def test_what_drafters_do_is_counted_for_each_request() -> None:
+    collected = emulated_pipeline([0.7, 1.0], drafting([3, 4]))
+    for number in range(2):
+        collected.pipeline.begin(request(number, prompt_of(number), vocab=EMULATED_VOCAB, max_new_tokens=40))
+    emitted = {"d0": 0, "d1": 0}
+    verified = {"d0": 0, "d1": 0}
+    target_drafts = 0
+    while collected.pipeline.has_work:
+        for served in collected.pipeline.step().served:
+            target_drafts += served.num_drafts
+            for counts in served.drafters:
+                emitted[counts.name] += counts.emitted
+                verified[counts.name] += counts.verified
+                assert counts.busy_ns > 0
+    assert verified["d0"] == 0
+    assert verified["d1"] <= emitted["d0"]
+    assert 0 < target_drafts <= emitted["d1"]
+
+
+def test_a_long_prompt_is_read_in_pieces_and_nobody_drafts_before_it_is() -> None:
+    collected = emulated_pipeline([1.0], drafting([4]), prefill_rows_alone=16, prefill_rows=16)
+    rows: list[int] = []
+    collected.pipeline.drafters["d0"].about_to_compute = rows.append
+    collected.pipeline.begin(request(0, prompt_of(0, 200), vocab=EMULATED_VOCAB))
+    collected.pipeline.begin(request(1, prompt_of(1), vocab=EMULATED_VOCAB))
+    collected.run()
+    assert collected.output == {0: expected(0, length=200), 1: expected(1)}
+    assert max(rows) <= 16 + 8
+
+
+def test_a_common_beginning_is_read_once_by_the_drafter_too() -> None:
+    collected = emulated_pipeline([1.0], drafting([4]))
+    read: list[int] = []
+    collected.pipeline.drafters["d0"].about_to_compute = read.append
+    system = prompt_of(3, 60)
+    for number in range(4):
+        collected.pipeline.begin(request(number, [*system, number], vocab=EMULATED_VOCAB, max_new_tokens=3))
+        collected.run()
+    assert sum(read) < 2 * len(system)
+
+
+def test_a_drafter_that_fails_is_left_out_and_the_text_stays_the_same() -> None:
+    collected = emulated_pipeline([0.9], drafting([4]))
+    lost: list[tuple[str, str]] = []
+    collected.pipeline.failed = lambda key, error: lost.append((key, str(error)))
+    runner = EmulatedBatchRunner(_spec(0.9, fail_after=6), 24)
+    collected.pipeline.add_drafter("d0", SharedDrafter("d0", runner, collected.pipeline.options))
+    for number in range(3):
+        collected.pipeline.begin(request(number, prompt_of(number), vocab=EMULATED_VOCAB))
+    assert collected.run() == {number: expected(number) for number in range(3)}
+    assert [key for key, _ in lost] == ["d0"]
+    assert "failed after 6" in lost[0][1]
+    assert not collected.pipeline.drafters
+
+
+def test_a_drafter_that_joins_and_leaves_in_the_middle_changes_no_text() -> None:
+    collected = emulated_pipeline([0.8], drafting([4], ngram=3))
+    pipeline = collected.pipeline
+    for number in range(3):
+        pipeline.begin(request(number, prompt_of(number), vocab=EMULATED_VOCAB, max_new_tokens=60))
+    step = 0
+    while pipeline.has_work:
+        if step % 4 == 1:
+            pipeline.remove_drafter("d0")
+        elif step % 4 == 3:
+            pipeline.add_drafter("d0", SharedDrafter("d0", EmulatedBatchRunner(_spec(0.8), 24), pipeline.options))
+        pipeline.retune(pipeline.drafting.replace(window=1 + step % 5))
+        collected.step()
+        step += 1
+    assert collected.output == {number: expected(number, 60) for number in range(3)}
+
+
+def test_a_drafter_with_a_shorter_context_stops_drafting_there() -> None:
+    sharing = SharingOptions.parse(SHARING)
+    pipeline = SharedPipeline(EmulatedBatchRunner(_spec(), 24), sharing)
+    configure(pipeline, [EmulatedBatchRunner(_spec(1.0, max_length=20), 24)], drafting([4]))
+    collected = Collected(pipeline)
+    pipeline.begin(request(0, prompt_of(0), vocab=EMULATED_VOCAB, max_new_tokens=40))
+    assert collected.run() == {0: expected(0, 40)}
+
+
+class ShortOfMemory(EmulatedBatchRunner):
+    """Has room for so many tokens in all."""
+
+    room = 40
+
+    def _run(self, segments: Any) -> torch.Tensor:
+        if sum(self._lengths) + sum(len(segment.ids) for segment in segments) > self.room:
+            raise KVMemoryError("full")
+        return super()._run(segments)
+
+
+def test_without_memory_for_its_cache_a_drafter_goes_without_drafts() -> None:
+    sharing = SharingOptions.parse(SHARING)
+    pipeline = SharedPipeline(EmulatedBatchRunner(_spec(), 24), sharing)
+    pipeline.worth = Decided()
+    configure(pipeline, [ShortOfMemory(_spec(), 24)], drafting([4]))
+    collected = Collected(pipeline)
+    for number in range(6):
+        pipeline.begin(request(number, prompt_of(number, 12), vocab=EMULATED_VOCAB))
+    assert collected.run() == {number: expected(number, length=12) for number in range(6)}
+    assert pipeline.drafters["d0"].shortages > 0
+
+
+@pytest.fixture(scope="module")
+def similar() -> Callable[[float, torch.dtype], BatchRunner]:
+    """A drafter that is the target with some noise on its weights."""
+
+    def make(noise: float, dtype: torch.dtype) -> BatchRunner:
+        model = tiny_model("qwen3", dtype=dtype)
+        draw = torch.Generator().manual_seed(3)
+        state = {
+            name: (tensor.float() + noise * torch.randn(tensor.shape, generator=draw)).to(dtype)
+            for name, tensor in tiny_state(model).items()
+        }
+        return batch_runner(model.config, state, dtype=dtype, threads=1, slots=24)
+
+    return make
+
+
+@native
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=["bf16", "fp32"])
+@pytest.mark.parametrize("params", [{}, {"temperature": 0.9, "seed": 5}, {"repetition_penalty": 1.3}], ids=str)
+def test_with_real_models_a_request_gets_the_tokens_of_plain_decoding(
+    dtype: torch.dtype, params: dict[str, Any], similar: Callable[[float, torch.dtype], BatchRunner]
+) -> None:
+    collected = Collected(make_pipeline(dtype, window=None))
+    configure(collected.pipeline, [similar(0.004, dtype), similar(0.002, dtype)], drafting([3, 4], ngram=4))
+    prompts = [ids(4 + 11 * number, number) * 2 for number in range(5)]
+    accepted = 0
+    for number, prompt in enumerate(prompts):
+        collected.pipeline.begin(request(number, prompt, **params))
+    while collected.pipeline.has_work:
+        report = collected.pipeline.step()
+        for served in report.served:
+            collected.output.setdefault(served.request, []).extend(served.token_ids)
+            accepted += served.num_accepted
+    assert collected.output == {number: alone(prompt, dtype, **params) for number, prompt in enumerate(prompts)}
+    assert accepted > 10, "nothing was accepted: this test says nothing"
