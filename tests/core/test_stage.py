@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from autopipe.core.plan import Mode, NgramOptions, Verification, Warmup, WhenShort
 from tests.core.pipeline import chain_configs, emulated, make_pipeline, plain_output
 
-SCHEDULES = settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+SCHEDULES = settings(max_examples=200, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 
 
 def test_plain_decoding_emits_exactly_max_new_tokens() -> None:

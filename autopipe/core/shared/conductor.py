@@ -37,7 +37,7 @@ class SharedConductor(ConductorBase):
         cache: what the worker said last of its prefix cache.
         costs: seconds of a step by rows.
         finishing: how fast requests end.
-        drafters: neural drafters that are loaded, by key: name, and what they said when they were ready.
+        drafters: what neural drafters said when they were ready, by key, of those that are loaded.
         kept: plans whose neural drafters stay loaded while no plan in force uses them.
     """
 
@@ -46,16 +46,18 @@ class SharedConductor(ConductorBase):
         self.cache: Mapping[str, int] = {}
         self.costs: StepCosts | None = None
         self.finishing = FinishRate()
-        self.drafters: dict[str, tuple[str, Message]] = {}
+        self.drafters: dict[str, Message] = {}
         self.kept: Sequence[Plan] = ()
         self.keeper = WorkerKeeper(self.mailbox, options, load_timeout_s)
         self._gate = threading.Lock()
         self._open: dict[int, OpenRequest] = {}
-        self._loading: Future[None] | None = None
-        self._before: Plan | None = None  # in force before the one that is loading; None: none has been yet
+        self._pending: tuple[Plan, Future[None]] | None = None  # its drafters are being loaded
         self._complete = False  # whether a plan has ever been in force with all its drafters
+        self._number = 0  # of the last configuration
+        self._last_kept: set[str] = set()
+        self._dropped: dict[str, int] = {}  # key of a drafter that was given up -> by which configuration
         self._saving: deque[Future[int]] = deque()  # answered in order
-        self._losses = 0  # of workers in a row, since one was last ready
+        self._losses = 0  # of workers in a row, since one last had all it needs, or served
 
     # -- read from anywhere ---------------------------------------------------------------------------------
 
@@ -107,7 +109,7 @@ class SharedConductor(ConductorBase):
         for command in self.mailbox.take():
             command()
         self._end_all(self._unfinished(), EngineClosedError("the engine was closed"))
-        self._answer_load(EngineClosedError("the engine was closed"))
+        self._answer_pending(EngineClosedError("the engine was closed"))
         self._fail_saving(EngineClosedError("the engine was closed"))
         self.keeper.close()
 
@@ -115,25 +117,23 @@ class SharedConductor(ConductorBase):
         if self.mailbox.closed:
             done.set_exception(EngineClosedError("the engine was closed"))
             return
-        self._answer_load(AutoPipeError("another plan was applied before this one was ready"))
-        self._before, self.plan, self._loading = self.plan if self._complete else None, plan, done
-        for request in self._unfinished():
-            request.plan_changes += request.begun
-        if self.keeper.ready:
-            self._configure()
-            self._answer_if_complete()
-        else:
+        self._answer_pending(AutoPipeError("another plan was applied before this one was ready"))
+        self._pending = plan, done
+        if not self.keeper.ready:
             self._load()
+            return
+        self._configure(again=[drafter.key for drafter in neural_drafters(plan)])
+        self._finish_pending()
 
     def withdraw_plan(self, done: Future[None]) -> None:
-        if self._loading is done:
-            self._loading = None
+        if self._pending is not None and self._pending[1] is done:
+            self._pending = None
+            self._configure()
 
     def keep_loaded(self, plans: Sequence[Plan]) -> None:
-        """Keep the neural drafters of these plans loaded."""
+        """Keep the neural drafters of these plans loaded once they are."""
         self.kept = plans
-        if self.keeper.ready:
-            self._configure()
+        self._configure()
 
     def save_ngrams(self, path: str, done: Future[int]) -> None:
         """Have the worker write what its drafter learned online; `done` gets the number of contexts."""
@@ -183,34 +183,67 @@ class SharedConductor(ConductorBase):
         except OSError as error:
             self._fail_load(AutoPipeError(f"no new process: {error}"))
 
-    def _answer_load(self, error: AutoPipeError | None) -> None:
-        loading, self._loading = self._loading, None
-        if loading is None:
+    def _answer_pending(self, error: AutoPipeError | None) -> None:
+        """Tell whoever waits for the pending plan, which is none any more."""
+        pending, self._pending = self._pending, None
+        if pending is None:
             return
         if error is None:
-            loading.set_result(None)
+            pending[1].set_result(None)
         else:
-            loading.set_exception(error)
+            pending[1].set_exception(error)
 
-    def _answer_if_complete(self) -> None:
-        """The plan in force is complete once all its neural drafters are loaded."""
-        if all(drafter.key in self.drafters for drafter in neural_drafters(self.plan)):
-            self._complete = True
-            self._answer_load(None)
+    def _finish_pending(self) -> None:
+        """Put the pending plan in force once all its neural drafters are loaded."""
+        plan = self.plan if self._pending is None else self._pending[0]
+        if not all(drafter.key in self.drafters for drafter in neural_drafters(plan)):
+            return
+        self._complete, self._losses = True, 0
+        if self._pending is None:
+            return
+        if plan is not self.plan:
+            self.plan = plan
+            for request in self._unfinished():
+                request.plan_changes += request.begun
+            self._configure()
+        self._answer_pending(None)
+
+    def _refuse_pending(self, error: AutoPipeError) -> None:
+        """A drafter of the pending plan cannot be had: the plan in force stays; without one, nothing can be done."""
+        if not self._complete:
+            self._fail_load(error)
+            return
+        self._answer_pending(error)
+        self._configure()
 
     def _fail_load(self, error: AutoPipeError) -> None:
         self.keeper.end()
         self._end_all(self._unfinished(), error)
-        self._answer_load(error)
+        self._answer_pending(error)
 
-    def _configure(self) -> None:
-        kept = {drafter.key: drafter for plan in (self.plan, *self.kept) for drafter in neural_drafters(plan)}
-        self.drafters = {key: found for key, found in self.drafters.items() if key in kept}
+    def _configure(self, again: Sequence[str] = ()) -> None:
+        """Tell the worker what to draft with, and which neural drafters to load and to keep.
+
+        Args:
+            again: keys of drafters to load although they have failed before.
+        """
+        if not self.keeper.ready:
+            return
+        plans = [*(() if self._pending is None else self._pending[:1]), self.plan]
+        wanted = {drafter.key: drafter for plan in plans for drafter in neural_drafters(plan)}
+        kept = {drafter.key for plan in (*plans, *self.kept) for drafter in neural_drafters(plan)}
+        self._number += 1
+        self._dropped |= dict.fromkeys(self._last_kept - kept, self._number)
+        self._last_kept = kept
+        self.drafters = {key: facts for key, facts in self.drafters.items() if key in kept}
         self.keeper.send(
             {
                 "type": "configure",
+                "number": self._number,
                 "drafting": DraftingConfig.of(self.plan).model_dump(mode="json"),
-                "kept": [drafter.model_dump(mode="json") for drafter in kept.values()],
+                "wanted": [drafter.model_dump(mode="json") for drafter in wanted.values()],
+                "kept": sorted(kept),
+                "again": list(again),
                 "threads": threads_of(self.plan),
             }
         )
@@ -232,14 +265,9 @@ class SharedConductor(ConductorBase):
             self._fail_load(rebuild_error(message["error"], message["message"]))
         elif kind == "step-failed":
             self._lose(f"{message['error']}: {message['message']}")
-        elif kind == "drafter-ready":
-            self.drafters[message["key"]] = message["name"], message["facts"]
-            self._answer_if_complete()
-        elif kind == "drafter-failed":
-            self._take_failed_drafter(message)
-        elif kind == "drafter-lost":
-            self.drafters.pop(message["key"], None)
-            self._note(f"stage {message['name']!r}: {message['message']}; the others go on without it")
+        elif kind in ("drafter-ready", "drafter-failed", "drafter-lost"):
+            if message["number"] >= self._dropped.get(message["key"], 0):  # else it has been given up meanwhile
+                self._take_drafter(kind, message)
         elif kind == "note":
             self._note(message["text"])
         elif kind == "saved-ngrams":
@@ -260,23 +288,27 @@ class SharedConductor(ConductorBase):
         if self.costs is None:
             self.costs = StepCosts({int(n): ms / 1e3 for n, ms in message["step_ms"].items() if ms > 0})
         self._configure()
-        self._answer_if_complete()
+        self._finish_pending()
 
-    def _take_failed_drafter(self, message: Message) -> None:
-        """A neural drafter cannot be loaded: the plan that brought it is refused, or goes on without it."""
+    def _take_drafter(self, kind: str, message: Message) -> None:
+        """A neural drafter has been loaded, cannot be, or has raised something while it drafted."""
+        key, name = message["key"], message["name"]
+        if kind == "drafter-ready":
+            self.drafters[key] = message["facts"]
+            self._finish_pending()
+            return
+        self.drafters.pop(key, None)
         error = rebuild_error(message["error"], message["message"])
-        needed = any(drafter.key == message["key"] for drafter in neural_drafters(self.plan))
-        if self._loading is None or not needed:
-            self._note(f"stage {message['name']!r} cannot be loaded: {error}")
-        elif self._before is None:
-            self._fail_load(error)
-        else:
-            self.plan = self._before
-            self._configure()
-            self._answer_load(error)
+        if kind == "drafter-lost":
+            why = f"{message['error']}: {message['message']}"
+            self._note(f"stage {name!r}: {why}; the others go on without it")
+        if self._pending is not None and key in {drafter.key for drafter in neural_drafters(self._pending[0])}:
+            self._refuse_pending(error)
+        elif kind == "drafter-failed":
+            self._note(f"stage {name!r} cannot be loaded: {error}")
 
     def _take_step(self, step: Message) -> None:
-        self.cache = step["cache"]
+        self.cache, self._losses = step["cache"], 0
         if self.costs is not None and not step["prefill"]:
             self.costs.observe(step["rows"], max(step["forward"], 1) / 1e9)
         for served in step["served"]:
@@ -309,15 +341,16 @@ class SharedConductor(ConductorBase):
 
     def _lose(self, why: str) -> None:
         """The worker is gone, or must go: fail what it had begun, and start another one for what it had not."""
-        worker, name = self.keeper.worker, neural_names(self.plan)[-1]
+        name = neural_names(self.plan)[-1]
         error = TargetDiedError(name, why)
-        was_ready = worker is not None and worker.state is WorkerState.READY
-        self._losses = 1 if was_ready else self._losses + 1
+        self._losses += 1
         if self._losses > _MAX_LOSSES or not self.target_facts:
             self._fail_load(error)
             return
         self.keeper.end()
         self.drafters.clear()
+        if self._complete:  # a drafter that was being loaded may be the reason
+            self._answer_pending(error)
         self._fail_saving(error)
         self._note(f"stage {name!r}: {why}")
         for request in self._unfinished():

@@ -19,6 +19,7 @@ from autopipe.core.plan import Mode, Plan
 from autopipe.core.request import RequestHandle, RowProcessor
 from autopipe.core.sampling import SamplingParams
 from autopipe.core.shared.conductor import SharedConductor
+from autopipe.core.shared.drafting import neural_drafters
 from autopipe.core.shared.ledger import OpenRequest
 from autopipe.core.shared.loading import require_shareable
 from autopipe.core.shared.options import SharingOptions
@@ -87,11 +88,13 @@ class SharedEngine(EngineBase[SharedConductor]):
     @property
     def worker_ids(self) -> dict[str, int]:
         """Process id by name of each stage that is loaded: one process has them all; {} while there is none."""
-        worker = self._conductor.keeper.worker
+        worker, drafters, plan = self._conductor.keeper.worker, self._conductor.drafters, self.plan
         if worker is None:
             return {}
-        names = [name for name, _ in list(self._conductor.drafters.values())]
-        return dict.fromkeys([*names, worker.name], worker.process.pid)
+        own = [plan, *self._conductor.kept]
+        names = {each.key: each.name for known in reversed(own) for each in neural_drafters(known)}
+        loaded = [name for key, name in names.items() if key in drafters]
+        return dict.fromkeys([*loaded, neural_names(plan)[-1]], worker.process.pid)
 
     @property
     def running(self) -> RequestHandle | None:
@@ -130,10 +133,12 @@ class SharedEngine(EngineBase[SharedConductor]):
         """What a stage said when it was ready: vocab_size, max_length, exact, choice, load_s, step_ms; {} before."""
         if stage == neural_names(self.plan)[-1]:
             return dict(self._conductor.target_facts)
-        return next((dict(facts) for name, facts in list(self._conductor.drafters.values()) if name == stage), {})
+        own = (each for known in (self.plan, *self._conductor.kept) for each in neural_drafters(known))
+        key = next((each.key for each in own if each.name == stage), "")
+        return dict(self._conductor.drafters.get(key, {}))
 
     def keep_loaded(self, plans: Sequence[Plan]) -> None:
-        """Keep the neural drafters of these plans loaded once they are, so that a switch back to them costs no loading.
+        """Keep the neural drafters of these plans loaded once they are, so that a switch back costs no loading.
         Replaces what was kept before; [] keeps none."""
         kept = list(plans)
         self._mailbox.post(lambda: self._conductor.keep_loaded(kept))

@@ -21,12 +21,14 @@ class OpenRequest:
         losses: workers that died while they knew of it.
         stats: of the target, for this request. A step's seconds are shared out by rows.
         drafters: likewise of neural drafters, by name.
+        chain: names of those that drafted last, cheapest first.
     """
 
     handle: RequestHandle
     output: list[int]
     stats: StageStats
     drafters: dict[str, StageStats] = field(default_factory=dict)
+    chain: list[str] = field(default_factory=list)
     sent: bool = False
     losses: int = 0
     events: list[TraceEvent] = field(default_factory=list)
@@ -68,9 +70,9 @@ class OpenRequest:
             stats.catch_up_s += share_s * (served["read"] - bool(num_tokens)) / rows
         else:
             stats.acceptance_lengths[num_tokens] += 1
-        chain: list[str] = step["chain"]
+        chain = self.chain = step["chain"]
         if served["drafts"]:
-            stats.count_drafts(chain[-1] if chain else NGRAM, served["drafts"], served["accepted"])
+            stats.count_drafts(served["drafter"], served["drafts"], served["accepted"])
         for counts in served.get("drafters", ()):
             before = chain.index(counts["name"])
             self._count_drafter(counts, chain[before - 1] if before else NGRAM)
@@ -92,7 +94,8 @@ class OpenRequest:
 
     def reports(self) -> list[StageReport]:
         """Its stages so far."""
-        return report_stages([*self.drafters.values(), self.stats])
+        names = sorted(self.drafters, key=lambda name: self.chain.index(name) if name in self.chain else -1)
+        return report_stages([*(self.drafters[name] for name in names), self.stats])
 
     def outcome(self, finish_reason: str) -> Outcome:
         """How it ended, now."""

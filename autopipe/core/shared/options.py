@@ -21,7 +21,8 @@ class SharingOptions(UserModel):
         quantum_tokens: output tokens after which an active request gives way to a waiting one.
         prefix_cache: keep the KV of finished requests for others that begin alike.
         cached_sequences: finished requests kept at most.
-        kv_bytes: memory of all KV caches; None: a quarter of what is available, at least one full context.
+        kv_bytes: memory of the target's KV caches; None: a quarter of what is available, at least one full context. A
+            neural drafter has caches of its own beside these, for as many tokens.
     """
 
     max_active: int = Field(default=64, ge=1, le=4096)

@@ -26,6 +26,7 @@ from autopipe.core.shared.schedule import Chunk, choose_answering, choose_chunks
 from autopipe.core.shared.sequence import Served, SharedRequest, StepReport
 from autopipe.core.shared.slots import SlotKeeper
 from autopipe.core.shared.worth import WindowWorth
+from autopipe.core.stats import NGRAM
 
 if TYPE_CHECKING:
     import torch
@@ -37,6 +38,8 @@ class _Row(NamedTuple):
     request: SharedRequest
     num_read: int
     drafts: list[int]
+    drafter: str = NGRAM
+    """Whose drafts they are, as stats call it."""
 
     @property
     def chooses(self) -> bool:
@@ -63,11 +66,11 @@ class SharedPipeline:
 
     Attributes:
         costs: seconds of a forward by rows, as measured; kept from request to request.
-        worth: what neural drafts are worth, likewise.
+        worth: what neural drafts are worth, likewise, as long as the same drafters draft.
         waiting: requests without KV, the next first.
         active: requests with KV, the one that came in first, first.
         drafters: neural ones that are loaded, by key, used or not.
-        failed: called with the key of a neural drafter that has raised, and what; it is gone then.
+        failed: called with key and name of a neural drafter that has raised, and what; it is gone then.
         preemptions: times a request was sent back because KV memory was short.
         about_to_compute: called with the number of rows before each forward.
     """
@@ -77,12 +80,15 @@ class SharedPipeline:
         self.options = options
         self.costs = StepCosts()
         self.worth = WindowWorth()
+        self.make_worth: Callable[[], WindowWorth] = WindowWorth
         self.drafting = DraftingConfig()
         self.drafters: dict[str, SharedDrafter] = {}
-        self.failed: Callable[[str, Exception], None] = lambda key, error: None
+        self.failed: Callable[[str, str, Exception], None] = lambda key, name, error: None
         self._ngrams: NgramSource | None = None
         self._chain: list[SharedDrafter] = []
         self._draft_ns = 0
+        self._trial: SharedRequest | None = None  # it drafts the whole window until it has once
+        self._trials = 0
         self.waiting: deque[SharedRequest] = deque()
         self.active: list[SharedRequest] = []
         self.slots = SlotKeeper(runner, options.cached_sequences if options.prefix_cache else 0)
@@ -93,6 +99,12 @@ class SharedPipeline:
     @property
     def has_work(self) -> bool:
         return bool(self.active or self.waiting)
+
+    @property
+    def kv_bytes_in_use(self) -> int:
+        """Memory of all KV caches, the drafters' included."""
+        runners = [self.runner, *(drafter.runner for drafter in self.drafters.values())]
+        return sum(runner.kv_bytes_in_use() for runner in runners)
 
     @property
     def drafter_names(self) -> list[str]:
@@ -135,7 +147,7 @@ class SharedPipeline:
         for wanted in self.drafting.neural:
             drafter = self.drafters.get(wanted.key)
             if drafter is not None:
-                drafter.source, drafter.fed_window = before, wanted.fed_window
+                drafter.name, drafter.source, drafter.fed_window = wanted.name, before, wanted.fed_window
                 if isinstance(before, NgramSource):
                     before.costs = drafter.costs if self.drafting.gate else None
                 before = drafter
@@ -143,6 +155,8 @@ class SharedPipeline:
         for drafter in self._chain:
             if drafter not in chain:
                 drafter.clear()
+        if chain != self._chain:
+            self.worth = self.make_worth()
         self._chain = chain
 
     def begin(self, request: SharedRequest) -> None:
@@ -241,8 +255,10 @@ class SharedPipeline:
         answering, chunks = self._choose_who()
         rows = [_Row(chunk.request, chunk.num_tokens, []) for chunk in chunks]
         base_rows = len(answering) + sum(chunk.num_tokens for chunk in chunks)
-        drafts = self._draft(answering, base_rows)
-        return rows + [_Row(request, 1, ids) for request, ids in zip(answering, drafts, strict=True)]
+        start = time.monotonic_ns()
+        drafted = self._draft(answering, base_rows)
+        self._draft_ns = time.monotonic_ns() - start
+        return rows + drafted
 
     def _choose_who(self) -> tuple[list[SharedRequest], list[Chunk]]:
         """Who gets a token, and whose prompts are read, once all that others have read already is taken over."""
@@ -257,30 +273,32 @@ class SharedPipeline:
                 asked.add(request.id)
                 self.slots.reuse(request, self.active)
 
-    def _draft(self, answering: Sequence[SharedRequest], base_rows: int) -> list[list[int]]:
-        start = time.monotonic_ns()
+    def _draft(self, answering: Sequence[SharedRequest], base_rows: int) -> list[_Row]:
+        """The rows of those that are answering."""
         room = max(base_rows, self.options.max_rows)
         fair = (room - base_rows) // max(1, len(answering))  # drafts of each, so that all have room
-        windows = list[int]()
-        if self._chain:
-            windows = self.worth.windows(len(answering), self.drafting.window, base_rows, self.costs)
-        if any(windows):
-            limits = [min(self._limit(each), fair, window) for each, window in zip(answering, windows, strict=True)]
-            wants = [Want(each, [], limit) for each, limit in zip(answering, limits, strict=True) if limit]
-            drafted = dict(zip((want.request.id for want in wants), self._draft_neurally(wants), strict=True))
-            drafts = [drafted.get(each.id, []) for each in answering]
-            depths = [len(ids) for ids in drafts if ids]
-            self.worth.observe_drafting(len(depths), max(depths, default=0), (time.monotonic_ns() - start) / 1e9)
-        elif self._ngrams is not None:
-            proposals = [self._ngrams.propose(each, [], self._limit(each)) for each in answering]
-            counts = [fair] * len(answering)
-            if self.drafting.gate:
-                counts = share_rows([chances for _, chances in proposals], self.costs, base_rows, base_rows, room)
-            drafts = [ids[:count] for (ids, _), count in zip(proposals, counts, strict=True)]
-        else:
-            drafts = [[] for _ in answering]
-        self._draft_ns = time.monotonic_ns() - start
-        return drafts
+        neural = self._draft_neurally(answering, base_rows, fair)
+        used = base_rows + sum(map(len, neural.values()))
+        copied = self._draft_by_ngram([each for each in answering if each.id not in neural], used, fair, room)
+        rows = []
+        for request in answering:
+            if request.id in neural:
+                rows.append(_Row(request, 1, neural[request.id], self._chain[-1].name))
+            else:
+                rows.append(_Row(request, 1, copied.get(request.id, []), NGRAM))
+        return rows
+
+    def _draft_by_ngram(
+        self, requests: Sequence[SharedRequest], base_rows: int, fair: int, room: int
+    ) -> dict[int, list[int]]:
+        """Drafts of the n-gram drafters, by the number of the request, as many as pay and there is room for."""
+        if self._ngrams is None:
+            return {}
+        proposals = [self._ngrams.propose(request, [], self._limit(request)) for request in requests]
+        counts = [fair] * len(requests)
+        if self.drafting.gate:
+            counts = share_rows([chances for _, chances in proposals], self.costs, base_rows, float(base_rows), room)
+        return {each.id: ids[:count] for each, (ids, _), count in zip(requests, proposals, counts, strict=True)}
 
     def _limit(self, request: SharedRequest) -> int:
         """Most drafts for a request."""
@@ -289,16 +307,44 @@ class SharedPipeline:
         generated, budget = length - request.prompt_length, request.end - request.prompt_length
         return max(0, min(self.drafting.opened(self.drafting.window, generated, budget), room))
 
-    def _draft_neurally(self, wants: list[Want]) -> list[list[int]]:
-        """Drafts of the last neural drafter; one that fails is left out from now on."""
-        while self._chain:
+    def _draft_neurally(self, answering: Sequence[SharedRequest], base_rows: int, fair: int) -> dict[int, list[int]]:
+        """Drafts of the last neural drafter, by the number of the request, of those for whom they are worth it."""
+        windows = self._windows(answering, base_rows)
+        limits = {each.id: min(self._limit(each), fair, windows[each.id]) for each in answering}
+        wants = [Want(each, [], limits[each.id]) for each in answering if limits[each.id]]
+        start, read_before = time.monotonic_ns(), self._read_ns()
+        while wants and self._chain:  # one that fails is left out from now on
             try:
-                return self._chain[-1].draft(wants)
+                drafts = self._chain[-1].draft(wants)
             except DrafterFailedError as failure:
                 key = next(key for key, drafter in self.drafters.items() if drafter is failure.drafter)
                 self.remove_drafter(key)
-                self.failed(key, failure.error)
-        return [[] for _ in wants]
+                self.failed(key, failure.drafter.name, failure.error)
+                continue
+            depths = [len(ids) for ids in drafts if ids]
+            seconds = (time.monotonic_ns() - start - self._read_ns() + read_before) / 1e9
+            self.worth.observe_drafting(len(depths), max(depths, default=0), seconds)
+            found = {want.request.id: ids for want, ids in zip(wants, drafts, strict=True) if ids}
+            if self._trial is not None and self._trial.id in found:
+                self._trial = None
+            return found
+        return {}
+
+    def _read_ns(self) -> int:
+        return sum(drafter.read_ns for drafter in self._chain)
+
+    def _windows(self, answering: Sequence[SharedRequest], base_rows: int) -> dict[int, int]:
+        """Most neural drafts of each: as many as pay, or the whole window for one that tries whether more would."""
+        if not self._chain:
+            return dict.fromkeys((request.id for request in answering), 0)
+        whole = self.drafting.window
+        common = self.worth.window(len(answering), whole, base_rows, self.costs)
+        if self._trial not in self.active:
+            self._trial = None
+        if self.worth.trial_is_due() and self._trial is None and answering:
+            self._trials += 1
+            self._trial = answering[self._trials % len(answering)]
+        return {request.id: whole if request is self._trial else common for request in answering}
 
     # -- what came of it ------------------------------------------------------------------------------------
 
@@ -315,7 +361,12 @@ class SharedPipeline:
         request = row.request
         counts = [found for drafter in self._chain if (found := drafter.take_counts(request)) is not None]
         done = Served(
-            request.id, num_read=row.num_read, num_drafts=len(row.drafts), reused=request.reused, drafters=counts
+            request.id,
+            num_read=row.num_read,
+            num_drafts=len(row.drafts),
+            drafter=row.drafter,
+            reused=request.reused,
+            drafters=counts,
         )
         request.served_step, request.reused = self._step, 0
         if not row.chooses:
@@ -339,7 +390,8 @@ class SharedPipeline:
             self.runner.rollback(request.slot, request.cached)
         if self._chain:
             self._chain[-1].settle(request, request.cached)
-            self.worth.observe_verdict(len(row.drafts), verdict.num_accepted)
+            if row.drafts and row.drafter != NGRAM:
+                self.worth.observe_verdict(len(row.drafts), verdict.num_accepted)
         reason = request.finish_reason
         if reason is not None:
             self._leave(request)

@@ -105,7 +105,7 @@ class Served:
     Attributes:
         token_ids: its new output.
         num_read: tokens of its sequence that were read, the last one included.
-        num_drafts, num_accepted: drafts verified, and of these accepted.
+        num_drafts, num_accepted: drafts verified, and of these accepted; drafter: whose they were.
         reused: tokens whose KV was taken over from others since it was last served.
         drafters: what neural drafters did for it.
         finish_reason: stop or length when the request is over.
@@ -118,6 +118,7 @@ class Served:
     num_read: int = 0
     num_drafts: int = 0
     num_accepted: int = 0
+    drafter: str = ""
     reused: int = 0
     drafters: list[DrafterCounts] = field(default_factory=list)
     finish_reason: str | None = None

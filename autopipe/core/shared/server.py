@@ -8,7 +8,7 @@ import time
 import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from autopipe.core.affinity import bind_cores
 from autopipe.core.board import Slot
@@ -49,7 +49,9 @@ class SharedServer:
         self._postponed: list[Message] = []
         self._loader: DrafterLoader | None = None
         self._bell = Doorbell.create()  # rung when a drafter has been loaded
-        self._wanted: dict[str, NeuralDrafting] = {}
+        self._kept: set[str] = set()
+        self._failed: set[str] = set()  # not loaded again until somebody asks
+        self._number = 0  # of the last configuration
 
     def run(self) -> None:
         poller = select.poll()
@@ -76,8 +78,7 @@ class SharedServer:
             if kind == "load":
                 self._load(message)
             elif kind == "configure":
-                kept = [NeuralDrafting.parse(drafter) for drafter in message["kept"]]
-                self._configure(DraftingConfig.parse(message["drafting"]), kept, message["threads"])
+                self._configure(message)
             elif kind == "begin":
                 self._begin(message)
             elif kind == "save-ngrams":
@@ -150,12 +151,16 @@ class SharedServer:
             allowed = 2 * int(1e9 * self._pipeline.costs.seconds(num_rows)) + _GRACE_NS
         self._slot.deadline_ns = time.monotonic_ns() + allowed
 
-    def _configure(self, drafting: DraftingConfig, kept: Sequence[NeuralDrafting], threads: int) -> None:
+    def _configure(self, message: Message) -> None:
         pipeline = self._pipeline
         if pipeline is None:
             return
+        drafting, threads = DraftingConfig.parse(message["drafting"]), message["threads"]
+        self._number = message["number"]
+        self._failed.difference_update(message["again"])
+        self._keep_drafters(message["kept"])
+        self._load_drafters([NeuralDrafting.parse(drafter) for drafter in message["wanted"]], threads)
         pipeline.runner.set_threads(threads)
-        self._load_drafters([*drafting.neural, *kept], threads)
         if drafting == pipeline.drafting:
             return
         if drafting.ngram is not None and drafting.ngram == pipeline.drafting.ngram:
@@ -170,19 +175,23 @@ class SharedServer:
 
     # -- neural drafters ------------------------------------------------------------------------------------
 
+    def _keep_drafters(self, keys: Sequence[str]) -> None:
+        """Unload all but these."""
+        self._kept = set(keys)
+        if self._pipeline is not None:
+            for key in self._pipeline.drafters.keys() - self._kept:
+                self._pipeline.remove_drafter(key)
+
     def _load_drafters(self, wanted: Sequence[NeuralDrafting], threads: int) -> None:
-        """Have these drafters loaded, and no others."""
+        """Have these drafters loaded, but for those that have failed before."""
         pipeline, loader = self._pipeline, self._loader
         if pipeline is None or loader is None:
             return
-        self._wanted = {drafter.key: drafter for drafter in wanted}
-        for key in pipeline.drafters.keys() - self._wanted.keys():
-            pipeline.remove_drafter(key)
-        for key, drafter in self._wanted.items():
+        for drafter in wanted:
             own_threads = drafter.stage.threads or threads
-            if key in pipeline.drafters:
-                pipeline.drafters[key].runner.set_threads(own_threads)
-            else:
+            if drafter.key in pipeline.drafters:
+                pipeline.drafters[drafter.key].runner.set_threads(own_threads)
+            elif drafter.key not in self._failed:
                 loader.load(drafter, own_threads)
 
     def _take_loaded(self) -> None:
@@ -194,20 +203,25 @@ class SharedServer:
     def _take_drafter(self, loaded: LoadedDrafter) -> None:
         pipeline, key, name = self._pipeline, loaded.drafting.key, loaded.drafting.name
         drafter = loaded.drafter
-        if pipeline is None or key not in self._wanted or key in pipeline.drafters:
+        if pipeline is None or key not in self._kept or key in pipeline.drafters:
             if drafter is not None:
                 drafter.close()
         elif drafter is None:
-            error = {"error": type(loaded.error).__name__, "message": str(loaded.error)}
-            self._channel.send({"type": "drafter-failed", "key": key, "name": name, **error})
+            self._say_drafter("drafter-failed", key, name, loaded.error)
         else:
             pipeline.add_drafter(key, drafter)
-            self._channel.send({"type": "drafter-ready", "key": key, "name": name, "facts": loaded.facts})
+            self._say_drafter("drafter-ready", key, name, None, facts=loaded.facts)
 
-    def _lose_drafter(self, key: str, error: Exception) -> None:
-        name = self._wanted[key].name if key in self._wanted else key
-        why = f"{type(error).__name__}: {error}"
-        self._channel.send({"type": "drafter-lost", "key": key, "name": name, "message": why})
+    def _lose_drafter(self, key: str, name: str, error: Exception) -> None:
+        self._say_drafter("drafter-lost", key, name, error)
+
+    def _say_drafter(self, kind: str, key: str, name: str, error: Exception | None, **more: Any) -> None:
+        """Tell the engine what has become of a drafter, and of which configuration that is."""
+        message: Message = {"type": kind, "key": key, "name": name, "number": self._number, **more}
+        if error is not None:
+            self._failed.add(key)
+            message |= {"error": type(error).__name__, "message": str(error)}
+        self._channel.send(message)
 
     def _save_ngrams(self, path: str) -> None:
         try:
@@ -312,7 +326,7 @@ def _step_message(report: StepReport, pipeline: SharedPipeline) -> Message:
             "evictions": slots.evictions,
             "sequences": slots.num_cached,
             "preemptions": pipeline.preemptions,
-            "kv_bytes": pipeline.runner.kv_bytes_in_use(),
+            "kv_bytes": pipeline.kv_bytes_in_use,
         },
     }
 
@@ -324,6 +338,7 @@ def _served_message(served: Served) -> Message:
         "read": served.num_read,
         "drafts": served.num_drafts,
         "accepted": served.num_accepted,
+        "drafter": served.drafter,
         "finish": served.finish_reason,
     }
     if served.reused:

@@ -87,6 +87,7 @@ class SlotKeeper:
         gained = length - request.cached
         if gained < MIN_REUSE:
             return 0
+        request.cached = 0  # the slot is emptied first, and stays so where memory is short
         self._runner.copy_prefix(source, request.slot, length)
         request.cached = length
         request.reused += gained

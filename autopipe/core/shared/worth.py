@@ -11,7 +11,8 @@ _KEPT = 0.98
 """What an old observation still counts after a new one of its depth."""
 _PRIOR_RATE, _PRIOR_WEIGHT = 0.7, 4.0
 _TRY_EVERY = 16
-"""Every so many steps one request drafts the whole window, whatever it is worth, to see whether that has changed."""
+"""Every so many steps one request is to draft the whole window, whatever it is worth, to see whether that has
+changed."""
 
 
 class WindowWorth:
@@ -47,7 +48,7 @@ class WindowWorth:
             return _PRIOR_RATE
         return (self._accepted[place] + _PRIOR_RATE * _PRIOR_WEIGHT) / (self._reached[place] + _PRIOR_WEIGHT)
 
-    def windows(self, num_requests: int, window: int, base_rows: int, costs: StepCosts) -> list[int]:
+    def window(self, num_requests: int, window: int, base_rows: int, costs: StepCosts) -> int:
         """Drafts for each of so many requests, 0 to `window`.
 
         With k drafts for each, a step emits n (1 + r_1 + r_1 r_2 + ... ) tokens in t(base_rows + n k) + k d(n) seconds.
@@ -56,16 +57,17 @@ class WindowWorth:
             base_rows: rows of the step without drafts, prompts included.
             costs: t of the target.
         """
-        self._steps += 1
         if num_requests <= 1:
-            return [window] * num_requests
+            return window
         gains = [1.0, *accumulate((self.rate(place) for place in range(window)), mul)]
         draft_s = self._seconds.seconds(num_requests)
 
         def pace(k: int) -> float:
             return float(sum(gains[: k + 1]) / (costs.seconds(max(1, base_rows + num_requests * k)) + k * draft_s))
 
-        chosen = [max(range(window + 1), key=pace)] * num_requests
-        if self._steps % _TRY_EVERY == 0:
-            chosen[self._steps // _TRY_EVERY % num_requests] = window
-        return chosen
+        return max(range(window + 1), key=pace)
+
+    def trial_is_due(self) -> bool:
+        """Whether a request should draft the whole window now. Asked once a step."""
+        self._steps += 1
+        return self._steps % _TRY_EVERY == 0

@@ -42,10 +42,9 @@ class Decided(WindowWorth):
         super().__init__()
         self._windows, self._turn = list(windows), 0
 
-    def windows(self, num_requests: int, window: int, base_rows: int, costs: StepCosts) -> list[int]:
+    def window(self, num_requests: int, window: int, base_rows: int, costs: StepCosts) -> int:
         self._turn += 1
-        turns = range(self._turn, self._turn + num_requests)
-        return [min(window, self._windows[turn % len(self._windows)]) if self._windows else window for turn in turns]
+        return min(window, self._windows[self._turn % len(self._windows)]) if self._windows else window
 
 
 def drafting(windows: Sequence[int], *, ngram: int = 0, gate: bool = False, **more: Any) -> DraftingConfig:
@@ -73,7 +72,7 @@ def emulated_pipeline(
     sharing = SharingOptions.parse({**SHARING, **options})
     slots = sharing.max_active + sharing.cached_sequences
     pipeline = SharedPipeline(EmulatedBatchRunner(_spec(), slots), sharing)
-    pipeline.worth = Decided(worths)
+    pipeline.make_worth = lambda: Decided(worths)
     configure(pipeline, [EmulatedBatchRunner(_spec(agreement), slots) for agreement in agreements], config)
     return Collected(pipeline)
 
@@ -129,7 +128,7 @@ def test_whatever_the_chain_and_the_company_each_gets_what_the_target_says_to_it
         for n, (length, join) in enumerate(zip(lengths, joins, strict=False))
     ]
     cancelled, lost = None, list[str]()
-    collected.pipeline.failed = lambda key, error: lost.append(f"{key}: {error}")
+    collected.pipeline.failed = lambda key, name, error: lost.append(f"{name}: {error}")
     while waiting or collected.pipeline.has_work:
         for _, new in [entry for entry in waiting if entry[0] <= collected.steps]:
             collected.pipeline.begin(new)
@@ -220,7 +219,7 @@ def test_a_common_beginning_is_read_once_by_the_drafter_too() -> None:
 def test_a_drafter_that_fails_is_left_out_and_the_text_stays_the_same() -> None:
     collected = emulated_pipeline([0.9], drafting([4]))
     lost: list[tuple[str, str]] = []
-    collected.pipeline.failed = lambda key, error: lost.append((key, str(error)))
+    collected.pipeline.failed = lambda key, name, error: lost.append((key, str(error)))
     runner = EmulatedBatchRunner(_spec(0.9, fail_after=6), 24)
     collected.pipeline.add_drafter("d0", SharedDrafter("d0", runner, collected.pipeline.options))
     for number in range(3):
@@ -271,13 +270,80 @@ class ShortOfMemory(EmulatedBatchRunner):
 def test_without_memory_for_its_cache_a_drafter_goes_without_drafts() -> None:
     sharing = SharingOptions.parse(SHARING)
     pipeline = SharedPipeline(EmulatedBatchRunner(_spec(), 24), sharing)
-    pipeline.worth = Decided()
+    pipeline.make_worth = Decided
     configure(pipeline, [ShortOfMemory(_spec(), 24)], drafting([4]))
     collected = Collected(pipeline)
     for number in range(6):
         pipeline.begin(request(number, prompt_of(number, 12), vocab=EMULATED_VOCAB))
     assert collected.run() == {number: expected(number, length=12) for number in range(6)}
     assert pipeline.drafters["d0"].shortages > 0
+
+
+def test_what_is_not_needed_any_more_makes_room_before_anybody_goes_without() -> None:
+    sharing = SharingOptions.parse(SHARING)
+    pipeline = SharedPipeline(EmulatedBatchRunner(_spec(), 24), sharing)
+    pipeline.make_worth = Decided
+    configure(pipeline, [ShortOfMemory(_spec(), 24)], drafting([4]))
+    collected = Collected(pipeline)
+    for number in range(5):  # one after another: what those before have left is more than there is room for
+        pipeline.begin(request(number, prompt_of(number, 12), vocab=EMULATED_VOCAB, max_new_tokens=10))
+        collected.run()
+    assert collected.output == {number: expected(number, 10, length=12) for number in range(5)}
+    assert pipeline.drafters["d0"].shortages == 0
+    assert collected.steps < 5 * 6
+
+
+def test_a_text_with_tokens_that_a_drafter_lacks_is_not_drafted_for_and_harms_nobody() -> None:
+    sharing = SharingOptions.parse(SHARING)
+    pipeline = SharedPipeline(EmulatedBatchRunner(_spec(), 24), sharing)
+    pipeline.make_worth = Decided
+    small = EmulatedStage.parse({"ms": {1: 0}, "vocab_size": 60})
+    configure(pipeline, [EmulatedBatchRunner(small, 24)], drafting([4], ngram=3))
+    lost: list[str] = []
+    pipeline.failed = lambda key, name, error: lost.append(str(error))
+    collected = Collected(pipeline)
+    strange, common = [1, 2, 63, 4], [1, 2, 3, 4]
+    for number, prompt in enumerate((strange, common, strange * 2)):
+        pipeline.begin(request(number, prompt, vocab=EMULATED_VOCAB))
+    assert collected.run() == {
+        0: plain_text(strange, {}), 1: plain_text(common, {}), 2: plain_text(strange * 2, {})
+    }  # fmt: skip
+    assert not lost
+    assert "d0" in pipeline.drafters
+
+
+def test_a_request_that_tries_the_whole_window_is_read_first_and_the_others_copy_meanwhile() -> None:
+    """With nothing drafted neurally, one request after another tries it, whatever its drafter has to read for that."""
+    collected = emulated_pipeline([1.0], drafting([4], ngram=3), worths=[0], prefill_rows_alone=16)
+    for number in range(6):
+        text = prompt_of(number, 10) * 6
+        collected.pipeline.begin(request(number, text, vocab=EMULATED_VOCAB, max_new_tokens=150))
+    tried: set[int] = set()
+    copied = neural = 0
+    while collected.pipeline.has_work:
+        for served in collected.pipeline.step().served:
+            if served.num_drafts and served.drafter == "d0":
+                tried.add(served.request)
+                neural += 1
+            elif served.num_drafts:
+                assert served.drafter == "ngram"
+                copied += 1
+    assert len(tried) >= 4
+    assert copied > 5 * neural
+
+
+def test_what_an_ngram_has_drafted_teaches_nothing_of_the_neural_drafter() -> None:
+    collected = emulated_pipeline([1.0], drafting([4], ngram=3), worths=[0])
+    verdicts: list[int] = []
+    collected.pipeline.worth.observe_verdict = lambda drafts, accepted: verdicts.append(drafts)  # type: ignore[method-assign]
+    collected.pipeline.worth.trial_is_due = lambda: False  # type: ignore[method-assign]
+    for number in range(3):
+        collected.pipeline.begin(request(number, prompt_of(number) * 5, vocab=EMULATED_VOCAB, max_new_tokens=60))
+    drafts = 0
+    while collected.pipeline.has_work:
+        drafts += sum(served.num_drafts for served in collected.pipeline.step().served)
+    assert drafts > 10
+    assert not verdicts
 
 
 @pytest.fixture(scope="module")

@@ -22,10 +22,7 @@ def learned(accepted: int, drafts: int = 4, *, draft_s: float = 1e-3, num_reques
 
 
 def window(worth: WindowWorth, costs: StepCosts, num_requests: int = 8, most: int = 4) -> int:
-    """The window that all have, or all but one that tries another."""
-    chosen = worth.windows(num_requests, most, num_requests, costs)
-    assert len(chosen) == num_requests
-    return sorted(chosen)[num_requests // 2]
+    return worth.window(num_requests, most, num_requests, costs)
 
 
 def test_rates_are_those_of_drafts_that_were_reached() -> None:
@@ -63,12 +60,10 @@ def test_one_request_alone_drafts_as_the_plan_says() -> None:
     assert window(learned(0), DEAR_ROWS, num_requests=1) == 4
 
 
-def test_one_request_tries_the_whole_window_now_and_then_so_that_a_change_is_noticed() -> None:
+def test_a_trial_is_due_now_and_then_and_what_it_shows_is_taken_up() -> None:
     worth = learned(0)
-    steps = [worth.windows(8, 4, 8, FREE_ROWS) for _ in range(128)]
-    tries = [chosen.index(4) for chosen in steps if 4 in chosen]
-    assert sum(map(sum, steps)) == 4 * len(tries)
-    assert sorted(tries) == list(range(8)), "not always the same request"
+    assert window(worth, FREE_ROWS) == 0
+    assert sum(worth.trial_is_due() for _ in range(160)) == 10
     for _ in range(200):
         worth.observe_verdict(4, 4)
     assert window(worth, FREE_ROWS) == 4
