@@ -1,8 +1,8 @@
 """The shared pipeline: one target, many requests, one forward a step for all of them.
 
 A step: let waiting requests in; choose who is served (`schedule.py`); draft for those that are answering, and share
-the rows out (`drafts.py`); one forward; verify each request by itself; emit. Nothing a request answers depends on any
-of these choices: its rows do not (`fused_batch.py`), and drafts only ever confirm what the target picks.
+the rows out (`draft_maker.py`); one forward; verify each request by itself; emit. Nothing a request answers depends on
+any of these choices: its rows do not (`fused_batch.py`), and drafts only ever confirm what the target picks.
 """
 
 from __future__ import annotations
@@ -17,16 +17,12 @@ from autopipe.core.backends.fused_batch import BatchRunner, Segment
 from autopipe.core.errors import AutoPipeError, KVMemoryError
 from autopipe.core.gating import StepCosts
 from autopipe.core.ngram import NgramDrafter
+from autopipe.core.shared.draft_maker import Drafted, DraftMaker
 from autopipe.core.shared.drafting import DraftingConfig
-from autopipe.core.shared.drafts import share_rows
-from autopipe.core.shared.neural import DrafterFailedError, SharedDrafter, Source, Want
-from autopipe.core.shared.ngram_source import NgramSource
 from autopipe.core.shared.options import SharingOptions
 from autopipe.core.shared.schedule import Chunk, choose_answering, choose_chunks, who_gives_way
 from autopipe.core.shared.sequence import Served, SharedRequest, StepReport
 from autopipe.core.shared.slots import SlotKeeper
-from autopipe.core.shared.worth import WindowWorth
-from autopipe.core.stats import NGRAM
 
 if TYPE_CHECKING:
     import torch
@@ -37,9 +33,11 @@ class _Row(NamedTuple):
 
     request: SharedRequest
     num_read: int
-    drafts: list[int]
-    drafter: str = NGRAM
-    """Whose drafts they are, as stats call it."""
+    drafted: Drafted
+
+    @property
+    def drafts(self) -> list[int]:
+        return self.drafted.token_ids
 
     @property
     def chooses(self) -> bool:
@@ -66,11 +64,9 @@ class SharedPipeline:
 
     Attributes:
         costs: seconds of a forward by rows, as measured; kept from request to request.
-        worth: what neural drafts are worth, likewise, as long as the same drafters draft.
+        maker: the drafters.
         waiting: requests without KV, the next first.
         active: requests with KV, the one that came in first, first.
-        drafters: neural ones that are loaded, by key, used or not.
-        failed: called with key and name of a neural drafter that has raised, and what; it is gone then.
         preemptions: times a request was sent back because KV memory was short.
         about_to_compute: called with the number of rows before each forward.
     """
@@ -79,16 +75,8 @@ class SharedPipeline:
         self.runner = runner
         self.options = options
         self.costs = StepCosts()
-        self.worth = WindowWorth()
-        self.make_worth: Callable[[], WindowWorth] = WindowWorth
-        self.drafting = DraftingConfig()
-        self.drafters: dict[str, SharedDrafter] = {}
-        self.failed: Callable[[str, str, Exception], None] = lambda key, name, error: None
-        self._ngrams: NgramSource | None = None
-        self._chain: list[SharedDrafter] = []
+        self.maker = DraftMaker(runner.max_length, options, self.costs)
         self._draft_ns = 0
-        self._trial: SharedRequest | None = None  # it drafts the whole window until it has once
-        self._trials = 0
         self.waiting: deque[SharedRequest] = deque()
         self.active: list[SharedRequest] = []
         self.slots = SlotKeeper(runner, options.cached_sequences if options.prefix_cache else 0)
@@ -103,61 +91,18 @@ class SharedPipeline:
     @property
     def kv_bytes_in_use(self) -> int:
         """Memory of all KV caches, the drafters' included."""
-        runners = [self.runner, *(drafter.runner for drafter in self.drafters.values())]
-        return sum(runner.kv_bytes_in_use() for runner in runners)
-
-    @property
-    def drafter_names(self) -> list[str]:
-        """The neural drafters that take part, cheapest first."""
-        return [drafter.name for drafter in self._chain]
+        return self.runner.kv_bytes_in_use() + self.maker.kv_bytes_in_use
 
     def configure(self, drafting: DraftingConfig, make_ngram: Callable[[], NgramDrafter] | None) -> None:
-        """Draft otherwise from the next step on. Neural drafters take part as soon as they are there.
+        """Draft otherwise from the next step on, with new n-gram drafters.
 
         Args:
             make_ngram: builds an n-gram drafter for one request; None: there is none.
         """
-        self._ngrams = None if make_ngram is None else NgramSource(make_ngram, self.runner.max_length)
         for request in (*self.active, *self.waiting):
             request.ngram, request.ngram_unchanged = None, 0
-        self.retune(drafting)
-
-    def retune(self, drafting: DraftingConfig) -> None:
-        """As `configure`, with the n-gram drafters there are."""
-        self.drafting = drafting
-        self._link()
-
-    def add_drafter(self, key: str, drafter: SharedDrafter) -> None:
-        """A neural drafter has been loaded."""
-        drafter.about_to_compute = self.about_to_compute
-        self.drafters[key] = drafter
-        self._link()
-
-    def remove_drafter(self, key: str) -> None:
-        """Unload a neural drafter."""
-        drafter = self.drafters.pop(key, None)
-        if drafter is not None:
-            self._link()
-            drafter.close()
-
-    def _link(self) -> None:
-        """Let each neural drafter that takes part have what comes before it for its source."""
-        before: Source | None = self._ngrams
-        chain = []
-        for wanted in self.drafting.neural:
-            drafter = self.drafters.get(wanted.key)
-            if drafter is not None:
-                drafter.name, drafter.source, drafter.fed_window = wanted.name, before, wanted.fed_window
-                if isinstance(before, NgramSource):
-                    before.costs = drafter.costs if self.drafting.gate else None
-                before = drafter
-                chain.append(drafter)
-        for drafter in self._chain:
-            if drafter not in chain:
-                drafter.clear()
-        if chain != self._chain:
-            self.worth = self.make_worth()
-        self._chain = chain
+        self.maker.use_ngrams(make_ngram)
+        self.maker.retune(drafting)
 
     def begin(self, request: SharedRequest) -> None:
         self.waiting.append(request)
@@ -206,11 +151,7 @@ class SharedPipeline:
 
     def _leave(self, request: SharedRequest, *, keep: bool = True) -> None:
         self.active.remove(request)
-        if request.ngram is not None:
-            request.ngram.reset()  # it may learn from the text, for other requests
-            request.ngram, request.ngram_unchanged = None, 0
-        for drafter in self._chain:
-            drafter.leave(request, keep=keep)
+        self.maker.leave(request, keep=keep)
         self.slots.release(request, keep=keep)
 
     def _has_memory(self, request: SharedRequest) -> bool:
@@ -253,12 +194,12 @@ class SharedPipeline:
 
     def _choose(self) -> list[_Row]:
         answering, chunks = self._choose_who()
-        rows = [_Row(chunk.request, chunk.num_tokens, []) for chunk in chunks]
+        rows = [_Row(chunk.request, chunk.num_tokens, Drafted([])) for chunk in chunks]
         base_rows = len(answering) + sum(chunk.num_tokens for chunk in chunks)
         start = time.monotonic_ns()
-        drafted = self._draft(answering, base_rows)
+        drafts = self.maker.draft(answering, base_rows)
         self._draft_ns = time.monotonic_ns() - start
-        return rows + drafted
+        return rows + [_Row(request, 1, drafted) for request, drafted in zip(answering, drafts, strict=True)]
 
     def _choose_who(self) -> tuple[list[SharedRequest], list[Chunk]]:
         """Who gets a token, and whose prompts are read, once all that others have read already is taken over."""
@@ -273,79 +214,6 @@ class SharedPipeline:
                 asked.add(request.id)
                 self.slots.reuse(request, self.active)
 
-    def _draft(self, answering: Sequence[SharedRequest], base_rows: int) -> list[_Row]:
-        """The rows of those that are answering."""
-        room = max(base_rows, self.options.max_rows)
-        fair = (room - base_rows) // max(1, len(answering))  # drafts of each, so that all have room
-        neural = self._draft_neurally(answering, base_rows, fair)
-        used = base_rows + sum(map(len, neural.values()))
-        copied = self._draft_by_ngram([each for each in answering if each.id not in neural], used, fair, room)
-        rows = []
-        for request in answering:
-            if request.id in neural:
-                rows.append(_Row(request, 1, neural[request.id], self._chain[-1].name))
-            else:
-                rows.append(_Row(request, 1, copied.get(request.id, []), NGRAM))
-        return rows
-
-    def _draft_by_ngram(
-        self, requests: Sequence[SharedRequest], base_rows: int, fair: int, room: int
-    ) -> dict[int, list[int]]:
-        """Drafts of the n-gram drafters, by the number of the request, as many as pay and there is room for."""
-        if self._ngrams is None:
-            return {}
-        proposals = [self._ngrams.propose(request, [], self._limit(request)) for request in requests]
-        counts = [fair] * len(requests)
-        if self.drafting.gate:
-            counts = share_rows([chances for _, chances in proposals], self.costs, base_rows, float(base_rows), room)
-        return {each.id: ids[:count] for each, (ids, _), count in zip(requests, proposals, counts, strict=True)}
-
-    def _limit(self, request: SharedRequest) -> int:
-        """Most drafts for a request."""
-        length = len(request.tokens)
-        room = min(request.end - length - 1, self.runner.max_length - length)
-        generated, budget = length - request.prompt_length, request.end - request.prompt_length
-        return max(0, min(self.drafting.opened(self.drafting.window, generated, budget), room))
-
-    def _draft_neurally(self, answering: Sequence[SharedRequest], base_rows: int, fair: int) -> dict[int, list[int]]:
-        """Drafts of the last neural drafter, by the number of the request, of those for whom they are worth it."""
-        windows = self._windows(answering, base_rows)
-        limits = {each.id: min(self._limit(each), fair, windows[each.id]) for each in answering}
-        wants = [Want(each, [], limits[each.id]) for each in answering if limits[each.id]]
-        start, read_before = time.monotonic_ns(), self._read_ns()
-        while wants and self._chain:  # one that fails is left out from now on
-            try:
-                drafts = self._chain[-1].draft(wants)
-            except DrafterFailedError as failure:
-                key = next(key for key, drafter in self.drafters.items() if drafter is failure.drafter)
-                self.remove_drafter(key)
-                self.failed(key, failure.drafter.name, failure.error)
-                continue
-            depths = [len(ids) for ids in drafts if ids]
-            seconds = (time.monotonic_ns() - start - self._read_ns() + read_before) / 1e9
-            self.worth.observe_drafting(len(depths), max(depths, default=0), seconds)
-            found = {want.request.id: ids for want, ids in zip(wants, drafts, strict=True) if ids}
-            if self._trial is not None and self._trial.id in found:
-                self._trial = None
-            return found
-        return {}
-
-    def _read_ns(self) -> int:
-        return sum(drafter.read_ns for drafter in self._chain)
-
-    def _windows(self, answering: Sequence[SharedRequest], base_rows: int) -> dict[int, int]:
-        """Most neural drafts of each: as many as pay, or the whole window for one that tries whether more would."""
-        if not self._chain:
-            return dict.fromkeys((request.id for request in answering), 0)
-        whole = self.drafting.window
-        common = self.worth.window(len(answering), whole, base_rows, self.costs)
-        if self._trial not in self.active:
-            self._trial = None
-        if self.worth.trial_is_due() and self._trial is None and answering:
-            self._trials += 1
-            self._trial = answering[self._trials % len(answering)]
-        return {request.id: whole if request is self._trial else common for request in answering}
-
     # -- what came of it ------------------------------------------------------------------------------------
 
     def _verify(self, rows: Sequence[_Row], logits: torch.Tensor | list[int]) -> list[Served]:
@@ -359,14 +227,13 @@ class SharedPipeline:
 
     def _settle(self, row: _Row, logits: torch.Tensor | list[int]) -> Served:
         request = row.request
-        counts = [found for drafter in self._chain if (found := drafter.take_counts(request)) is not None]
         done = Served(
             request.id,
             num_read=row.num_read,
             num_drafts=len(row.drafts),
-            drafter=row.drafter,
+            drafter=row.drafted.drafter,
             reused=request.reused,
-            drafters=counts,
+            drafters=self.maker.take_counts(request),
         )
         request.served_step, request.reused = self._step, 0
         if not row.chooses:
@@ -388,10 +255,7 @@ class SharedPipeline:
         request.cached = min(length + verdict.num_accepted, len(request.tokens))
         if row.drafts:
             self.runner.rollback(request.slot, request.cached)
-        if self._chain:
-            self._chain[-1].settle(request, request.cached)
-            if row.drafts and row.drafter != NGRAM:
-                self.worth.observe_verdict(len(row.drafts), verdict.num_accepted)
+        self.maker.settle(request, row.drafted, verdict.num_accepted)
         reason = request.finish_reason
         if reason is not None:
             self._leave(request)

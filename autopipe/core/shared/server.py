@@ -6,9 +6,9 @@ import logging
 import select
 import time
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from autopipe.core.affinity import bind_cores
 from autopipe.core.board import Slot
@@ -19,13 +19,13 @@ from autopipe.core.isolation import isolate
 from autopipe.core.plan import StagePlan
 from autopipe.core.remote_processor import remote_processor
 from autopipe.core.sampling import SamplingParams
-from autopipe.core.shared.drafting import DraftingConfig, NeuralDrafting
+from autopipe.core.shared.drafting import DraftingConfig
 from autopipe.core.shared.options import SharingOptions
 
 if TYPE_CHECKING:
     from autopipe.core.ngram import NgramDrafter
     from autopipe.core.ngram_online import OnlineNgrams
-    from autopipe.core.shared.drafter_loading import DrafterLoader, LoadedDrafter
+    from autopipe.core.shared.drafter_keeper import DrafterKeeper
     from autopipe.core.shared.pipeline import SharedPipeline
     from autopipe.core.shared.sequence import Served, StepReport
 
@@ -47,18 +47,17 @@ class SharedServer:
         self._measured = False
         self._online: OnlineNgrams | None = None
         self._postponed: list[Message] = []
-        self._loader: DrafterLoader | None = None
+        self._drafters: DrafterKeeper | None = None
         self._bell = Doorbell.create()  # rung when a drafter has been loaded
-        self._kept: set[str] = set()
-        self._failed: set[str] = set()  # not loaded again until somebody asks
-        self._number = 0  # of the last configuration
 
     def run(self) -> None:
         poller = select.poll()
         poller.register(self._channel.fileno(), select.POLLIN)
         poller.register(self._bell.read_descriptor, select.POLLIN)
         while True:
-            self._take_loaded()
+            self._bell.silence()
+            if self._drafters is not None:
+                self._drafters.take_loaded()
             while (message := self._next_message()) is not None:
                 if message["type"] == "shutdown":
                     return
@@ -106,6 +105,7 @@ class SharedServer:
 
     def _load(self, message: Message) -> None:
         from autopipe.core.shared.calibration import measure
+        from autopipe.core.shared.drafter_keeper import DrafterKeeper
         from autopipe.core.shared.drafter_loading import DrafterLoader
         from autopipe.core.shared.loading import load_model
         from autopipe.core.shared.pipeline import SharedPipeline
@@ -129,8 +129,9 @@ class SharedServer:
             self._fail("load-failed", error)
             return
         pipeline.about_to_compute = self._set_deadline
-        pipeline.failed = self._lose_drafter
-        self._pipeline, self._loader = pipeline, DrafterLoader(loaded.runner, options, self._bell.ring)
+        loader = DrafterLoader(loaded.runner, options, self._bell.ring)
+        self._pipeline = pipeline
+        self._drafters = DrafterKeeper(pipeline.maker, loader, self._channel.send, self._set_deadline)
         runner = loaded.runner
         self._channel.send(
             {
@@ -152,19 +153,16 @@ class SharedServer:
         self._slot.deadline_ns = time.monotonic_ns() + allowed
 
     def _configure(self, message: Message) -> None:
-        pipeline = self._pipeline
-        if pipeline is None:
+        pipeline, drafters = self._pipeline, self._drafters
+        if pipeline is None or drafters is None:
             return
-        drafting, threads = DraftingConfig.parse(message["drafting"]), message["threads"]
-        self._number = message["number"]
-        self._failed.difference_update(message["again"])
-        self._keep_drafters(message["kept"])
-        self._load_drafters([NeuralDrafting.parse(drafter) for drafter in message["wanted"]], threads)
-        pipeline.runner.set_threads(threads)
-        if drafting == pipeline.drafting:
+        drafting, maker = DraftingConfig.parse(message["drafting"]), pipeline.maker
+        pipeline.runner.set_threads(message["threads"])
+        drafters.configure(message)
+        if drafting == maker.drafting:
             return
-        if drafting.ngram is not None and drafting.ngram == pipeline.drafting.ngram:
-            pipeline.retune(drafting)
+        if drafting.ngram is not None and drafting.ngram == maker.drafting.ngram:
+            maker.retune(drafting)
             return
         try:
             make = self._ngram_maker(pipeline, drafting)
@@ -172,56 +170,6 @@ class SharedServer:
             self._channel.send({"type": "note", "text": f"no n-gram drafter: {error}"})
             drafting, make = drafting.replace(ngram=None), None
         pipeline.configure(drafting, make)
-
-    # -- neural drafters ------------------------------------------------------------------------------------
-
-    def _keep_drafters(self, keys: Sequence[str]) -> None:
-        """Unload all but these."""
-        self._kept = set(keys)
-        if self._pipeline is not None:
-            for key in self._pipeline.drafters.keys() - self._kept:
-                self._pipeline.remove_drafter(key)
-
-    def _load_drafters(self, wanted: Sequence[NeuralDrafting], threads: int) -> None:
-        """Have these drafters loaded, but for those that have failed before."""
-        pipeline, loader = self._pipeline, self._loader
-        if pipeline is None or loader is None:
-            return
-        for drafter in wanted:
-            own_threads = drafter.stage.threads or threads
-            if drafter.key in pipeline.drafters:
-                pipeline.drafters[drafter.key].runner.set_threads(own_threads)
-            elif drafter.key not in self._failed:
-                loader.load(drafter, own_threads)
-
-    def _take_loaded(self) -> None:
-        """Let drafters take part that have been loaded meanwhile."""
-        self._bell.silence()
-        while self._loader is not None and (loaded := self._loader.take()) is not None:
-            self._take_drafter(loaded)
-
-    def _take_drafter(self, loaded: LoadedDrafter) -> None:
-        pipeline, key, name = self._pipeline, loaded.drafting.key, loaded.drafting.name
-        drafter = loaded.drafter
-        if pipeline is None or key not in self._kept or key in pipeline.drafters:
-            if drafter is not None:
-                drafter.close()
-        elif drafter is None:
-            self._say_drafter("drafter-failed", key, name, loaded.error)
-        else:
-            pipeline.add_drafter(key, drafter)
-            self._say_drafter("drafter-ready", key, name, None, facts=loaded.facts)
-
-    def _lose_drafter(self, key: str, name: str, error: Exception) -> None:
-        self._say_drafter("drafter-lost", key, name, error)
-
-    def _say_drafter(self, kind: str, key: str, name: str, error: Exception | None, **more: Any) -> None:
-        """Tell the engine what has become of a drafter, and of which configuration that is."""
-        message: Message = {"type": kind, "key": key, "name": name, "number": self._number, **more}
-        if error is not None:
-            self._failed.add(key)
-            message |= {"error": type(error).__name__, "message": str(error)}
-        self._channel.send(message)
 
     def _save_ngrams(self, path: str) -> None:
         try:
@@ -314,7 +262,7 @@ def _step_message(report: StepReport, pipeline: SharedPipeline) -> Message:
         "start": report.start_ns,
         "end": report.finished_ns,
         "draft": report.draft_ns,
-        "chain": pipeline.drafter_names,
+        "chain": pipeline.maker.names,
         "forward": report.forward_ns,
         "rows": report.num_rows,
         "prefill": report.prefill,

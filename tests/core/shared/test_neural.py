@@ -60,7 +60,7 @@ def drafting(windows: Sequence[int], *, ngram: int = 0, gate: bool = False, **mo
 
 def configure(pipeline: SharedPipeline, runners: Sequence[BatchRunner], config: DraftingConfig) -> None:
     for wanted, runner in zip(config.neural, runners, strict=True):
-        pipeline.add_drafter(wanted.key, SharedDrafter(wanted.name, runner, pipeline.options))
+        pipeline.maker.add(wanted.key, SharedDrafter(wanted.name, runner, pipeline.options))
     options = config.ngram
     pipeline.configure(config, None if options is None else lambda: NgramDrafter(options))
 
@@ -72,7 +72,7 @@ def emulated_pipeline(
     sharing = SharingOptions.parse({**SHARING, **options})
     slots = sharing.max_active + sharing.cached_sequences
     pipeline = SharedPipeline(EmulatedBatchRunner(_spec(), slots), sharing)
-    pipeline.make_worth = lambda: Decided(worths)
+    pipeline.maker.make_worth = lambda: Decided(worths)
     configure(pipeline, [EmulatedBatchRunner(_spec(agreement), slots) for agreement in agreements], config)
     return Collected(pipeline)
 
@@ -128,7 +128,7 @@ def test_whatever_the_chain_and_the_company_each_gets_what_the_target_says_to_it
         for n, (length, join) in enumerate(zip(lengths, joins, strict=False))
     ]
     cancelled, lost = None, list[str]()
-    collected.pipeline.failed = lambda key, name, error: lost.append(f"{name}: {error}")
+    collected.pipeline.maker.failed = lambda key, name, error: lost.append(f"{name}: {error}")
     while waiting or collected.pipeline.has_work:
         for _, new in [entry for entry in waiting if entry[0] <= collected.steps]:
             collected.pipeline.begin(new)
@@ -158,7 +158,7 @@ def plain_text(prompt: list[int], params: dict[str, Any]) -> list[int]:
 
 def test_eight_requests_share_each_forward_of_the_drafter() -> None:
     collected = emulated_pipeline([1.0], drafting([4]))
-    drafter = collected.pipeline.drafters["d0"]
+    drafter = collected.pipeline.maker.drafters["d0"]
     rows: list[int] = []
     drafter.about_to_compute = rows.append
     for number in range(8):
@@ -197,7 +197,7 @@ def test_what_drafters_do_is_counted_for_each_request() -> None:
 def test_a_long_prompt_is_read_in_pieces_and_nobody_drafts_before_it_is() -> None:
     collected = emulated_pipeline([1.0], drafting([4]), prefill_rows_alone=16, prefill_rows=16)
     rows: list[int] = []
-    collected.pipeline.drafters["d0"].about_to_compute = rows.append
+    collected.pipeline.maker.drafters["d0"].about_to_compute = rows.append
     collected.pipeline.begin(request(0, prompt_of(0, 200), vocab=EMULATED_VOCAB))
     collected.pipeline.begin(request(1, prompt_of(1), vocab=EMULATED_VOCAB))
     collected.run()
@@ -208,7 +208,7 @@ def test_a_long_prompt_is_read_in_pieces_and_nobody_drafts_before_it_is() -> Non
 def test_a_common_beginning_is_read_once_by_the_drafter_too() -> None:
     collected = emulated_pipeline([1.0], drafting([4]))
     read: list[int] = []
-    collected.pipeline.drafters["d0"].about_to_compute = read.append
+    collected.pipeline.maker.drafters["d0"].about_to_compute = read.append
     system = prompt_of(3, 60)
     for number in range(4):
         collected.pipeline.begin(request(number, [*system, number], vocab=EMULATED_VOCAB, max_new_tokens=3))
@@ -219,15 +219,15 @@ def test_a_common_beginning_is_read_once_by_the_drafter_too() -> None:
 def test_a_drafter_that_fails_is_left_out_and_the_text_stays_the_same() -> None:
     collected = emulated_pipeline([0.9], drafting([4]))
     lost: list[tuple[str, str]] = []
-    collected.pipeline.failed = lambda key, name, error: lost.append((key, str(error)))
+    collected.pipeline.maker.failed = lambda key, name, error: lost.append((key, str(error)))
     runner = EmulatedBatchRunner(_spec(0.9, fail_after=6), 24)
-    collected.pipeline.add_drafter("d0", SharedDrafter("d0", runner, collected.pipeline.options))
+    collected.pipeline.maker.add("d0", SharedDrafter("d0", runner, collected.pipeline.options))
     for number in range(3):
         collected.pipeline.begin(request(number, prompt_of(number), vocab=EMULATED_VOCAB))
     assert collected.run() == {number: expected(number) for number in range(3)}
     assert [key for key, _ in lost] == ["d0"]
     assert "failed after 6" in lost[0][1]
-    assert not collected.pipeline.drafters
+    assert not collected.pipeline.maker.drafters
 
 
 def test_a_drafter_that_joins_and_leaves_in_the_middle_changes_no_text() -> None:
@@ -238,10 +238,10 @@ def test_a_drafter_that_joins_and_leaves_in_the_middle_changes_no_text() -> None
     step = 0
     while pipeline.has_work:
         if step % 4 == 1:
-            pipeline.remove_drafter("d0")
+            pipeline.maker.remove("d0")
         elif step % 4 == 3:
-            pipeline.add_drafter("d0", SharedDrafter("d0", EmulatedBatchRunner(_spec(0.8), 24), pipeline.options))
-        pipeline.retune(pipeline.drafting.replace(window=1 + step % 5))
+            pipeline.maker.add("d0", SharedDrafter("d0", EmulatedBatchRunner(_spec(0.8), 24), pipeline.options))
+        pipeline.maker.retune(pipeline.maker.drafting.replace(window=1 + step % 5))
         collected.step()
         step += 1
     assert collected.output == {number: expected(number, 60) for number in range(3)}
@@ -270,37 +270,37 @@ class ShortOfMemory(EmulatedBatchRunner):
 def test_without_memory_for_its_cache_a_drafter_goes_without_drafts() -> None:
     sharing = SharingOptions.parse(SHARING)
     pipeline = SharedPipeline(EmulatedBatchRunner(_spec(), 24), sharing)
-    pipeline.make_worth = Decided
+    pipeline.maker.make_worth = Decided
     configure(pipeline, [ShortOfMemory(_spec(), 24)], drafting([4]))
     collected = Collected(pipeline)
     for number in range(6):
         pipeline.begin(request(number, prompt_of(number, 12), vocab=EMULATED_VOCAB))
     assert collected.run() == {number: expected(number, length=12) for number in range(6)}
-    assert pipeline.drafters["d0"].shortages > 0
+    assert pipeline.maker.drafters["d0"].shortages > 0
 
 
 def test_what_is_not_needed_any_more_makes_room_before_anybody_goes_without() -> None:
     sharing = SharingOptions.parse(SHARING)
     pipeline = SharedPipeline(EmulatedBatchRunner(_spec(), 24), sharing)
-    pipeline.make_worth = Decided
+    pipeline.maker.make_worth = Decided
     configure(pipeline, [ShortOfMemory(_spec(), 24)], drafting([4]))
     collected = Collected(pipeline)
     for number in range(5):  # one after another: what those before have left is more than there is room for
         pipeline.begin(request(number, prompt_of(number, 12), vocab=EMULATED_VOCAB, max_new_tokens=10))
         collected.run()
     assert collected.output == {number: expected(number, 10, length=12) for number in range(5)}
-    assert pipeline.drafters["d0"].shortages == 0
+    assert pipeline.maker.drafters["d0"].shortages == 0
     assert collected.steps < 5 * 6
 
 
 def test_a_text_with_tokens_that_a_drafter_lacks_is_not_drafted_for_and_harms_nobody() -> None:
     sharing = SharingOptions.parse(SHARING)
     pipeline = SharedPipeline(EmulatedBatchRunner(_spec(), 24), sharing)
-    pipeline.make_worth = Decided
+    pipeline.maker.make_worth = Decided
     small = EmulatedStage.parse({"ms": {1: 0}, "vocab_size": 60})
     configure(pipeline, [EmulatedBatchRunner(small, 24)], drafting([4], ngram=3))
     lost: list[str] = []
-    pipeline.failed = lambda key, name, error: lost.append(str(error))
+    pipeline.maker.failed = lambda key, name, error: lost.append(str(error))
     collected = Collected(pipeline)
     strange, common = [1, 2, 63, 4], [1, 2, 3, 4]
     for number, prompt in enumerate((strange, common, strange * 2)):
@@ -309,7 +309,7 @@ def test_a_text_with_tokens_that_a_drafter_lacks_is_not_drafted_for_and_harms_no
         0: plain_text(strange, {}), 1: plain_text(common, {}), 2: plain_text(strange * 2, {})
     }  # fmt: skip
     assert not lost
-    assert "d0" in pipeline.drafters
+    assert "d0" in pipeline.maker.drafters
 
 
 def test_a_request_that_tries_the_whole_window_is_read_first_and_the_others_copy_meanwhile() -> None:
@@ -335,8 +335,8 @@ def test_a_request_that_tries_the_whole_window_is_read_first_and_the_others_copy
 def test_what_an_ngram_has_drafted_teaches_nothing_of_the_neural_drafter() -> None:
     collected = emulated_pipeline([1.0], drafting([4], ngram=3), worths=[0])
     verdicts: list[int] = []
-    collected.pipeline.worth.observe_verdict = lambda drafts, accepted: verdicts.append(drafts)  # type: ignore[method-assign]
-    collected.pipeline.worth.trial_is_due = lambda: False  # type: ignore[method-assign]
+    collected.pipeline.maker.worth.observe_verdict = lambda drafts, accepted: verdicts.append(drafts)  # type: ignore[method-assign]
+    collected.pipeline.maker.worth.trial_is_due = lambda: False  # type: ignore[method-assign]
     for number in range(3):
         collected.pipeline.begin(request(number, prompt_of(number) * 5, vocab=EMULATED_VOCAB, max_new_tokens=60))
     drafts = 0

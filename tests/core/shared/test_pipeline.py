@@ -250,7 +250,7 @@ def test_changing_the_drafts_in_the_middle_changes_no_text() -> None:
     for step in range(100):
         if not changed.pipeline.has_work:
             break
-        drafting = changed.pipeline.drafting.replace(window=1 + step % 7)
+        drafting = changed.pipeline.maker.drafting.replace(window=1 + step % 7)
         changed.pipeline.configure(drafting, (lambda: NgramDrafter(NgramOptions())) if step % 3 else None)
         changed.step()
     assert changed.run() == fixed.output

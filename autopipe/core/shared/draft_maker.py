@@ -1,0 +1,192 @@
+"""Who drafts what in a step of the shared pipeline: neural drafters where they are worth it, n-grams elsewhere."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+from autopipe.core.gating import StepCosts
+from autopipe.core.ngram import NgramDrafter
+from autopipe.core.shared.drafting import DraftingConfig
+from autopipe.core.shared.drafts import share_rows
+from autopipe.core.shared.neural import DrafterFailedError, SharedDrafter, Source, Want
+from autopipe.core.shared.ngram_source import NgramSource
+from autopipe.core.shared.options import SharingOptions
+from autopipe.core.shared.sequence import DrafterCounts, SharedRequest
+from autopipe.core.shared.worth import WindowWorth
+from autopipe.core.stats import NGRAM
+
+
+class Drafted(NamedTuple):
+    """Drafts for one request, and whose they are, as stats call it."""
+
+    token_ids: list[int]
+    drafter: str = NGRAM
+
+
+class DraftMaker:
+    """The drafters in front of a shared target. For one thread.
+
+    Args:
+        max_length: of the target.
+        costs: seconds of its forward by rows.
+
+    Attributes:
+        drafting: what is wanted of the plan in force.
+        drafters: neural ones that are loaded, by key, used or not.
+        worth: what neural drafts are worth, as long as the same drafters draft.
+        make_worth: makes a new one of these.
+        failed: called with key and name of a neural drafter that has raised, and what; it is gone then.
+    """
+
+    def __init__(self, max_length: int, options: SharingOptions, costs: StepCosts) -> None:
+        self.drafting = DraftingConfig()
+        self.drafters: dict[str, SharedDrafter] = {}
+        self.worth = WindowWorth()
+        self.make_worth: Callable[[], WindowWorth] = WindowWorth
+        self.failed: Callable[[str, str, Exception], None] = lambda key, name, error: None
+        self._max_length, self._max_rows, self._costs = max_length, options.max_rows, costs
+        self._ngrams: NgramSource | None = None
+        self._chain: list[SharedDrafter] = []
+        self._trial: SharedRequest | None = None  # it drafts the whole window until it has once
+        self._trials = 0
+
+    @property
+    def names(self) -> list[str]:
+        """The neural drafters that take part, cheapest first."""
+        return [drafter.name for drafter in self._chain]
+
+    @property
+    def kv_bytes_in_use(self) -> int:
+        """Memory of the neural drafters' KV caches."""
+        return sum(drafter.runner.kv_bytes_in_use() for drafter in self.drafters.values())
+
+    def use_ngrams(self, make: Callable[[], NgramDrafter] | None) -> None:
+        """Build an n-gram drafter for each request by `make`; None: there is none."""
+        self._ngrams = None if make is None else NgramSource(make, self._max_length)
+
+    def retune(self, drafting: DraftingConfig) -> None:
+        """Draft otherwise from the next step on. Neural drafters take part as soon as they are there."""
+        self.drafting = drafting
+        self._link()
+
+    def add(self, key: str, drafter: SharedDrafter) -> None:
+        """A neural drafter has been loaded."""
+        self.drafters[key] = drafter
+        self._link()
+
+    def remove(self, key: str) -> None:
+        """Unload a neural drafter."""
+        drafter = self.drafters.pop(key, None)
+        if drafter is not None:
+            self._link()
+            drafter.close()
+
+    def leave(self, request: SharedRequest, *, keep: bool) -> None:
+        """A request is over, or gives way; with `keep`, what has been read may serve others."""
+        if request.ngram is not None:
+            request.ngram.reset()  # it may learn from the text, for other requests
+            request.ngram, request.ngram_unchanged = None, 0
+        if request is self._trial:
+            self._trial = None
+        for drafter in self._chain:
+            drafter.leave(request, keep=keep)
+
+    def settle(self, request: SharedRequest, drafted: Drafted, num_accepted: int) -> None:
+        """The target has decided on a request's drafts; its KV cache says how much of the text stands."""
+        if not self._chain:
+            return
+        self._chain[-1].settle(request, request.cached)
+        if drafted.token_ids and drafted.drafter != NGRAM:
+            self.worth.observe_verdict(len(drafted.token_ids), num_accepted)
+
+    def take_counts(self, request: SharedRequest) -> list[DrafterCounts]:
+        """What neural drafters have done for a request since this was last asked."""
+        return [found for drafter in self._chain if (found := drafter.take_counts(request)) is not None]
+
+    def draft(self, answering: Sequence[SharedRequest], base_rows: int) -> list[Drafted]:
+        """Drafts for each of those that are answering.
+
+        Args:
+            base_rows: rows of the step without drafts.
+        """
+        room = max(base_rows, self._max_rows)
+        fair = (room - base_rows) // max(1, len(answering))  # drafts of each, so that all have room
+        neural = self._neural(answering, base_rows, fair)
+        used = base_rows + sum(len(drafted.token_ids) for drafted in neural.values())
+        copied = self._copied([each for each in answering if each.id not in neural], used, fair, room)
+        return [neural.get(each.id) or Drafted(copied.get(each.id, [])) for each in answering]
+
+    def _link(self) -> None:
+        """Let each neural drafter that takes part have what comes before it for its source."""
+        before: Source | None = self._ngrams
+        chain = []
+        for wanted in self.drafting.neural:
+            drafter = self.drafters.get(wanted.key)
+            if drafter is not None:
+                drafter.name, drafter.source, drafter.fed_window = wanted.name, before, wanted.fed_window
+                if isinstance(before, NgramSource):
+                    before.costs = drafter.costs if self.drafting.gate else None
+                before = drafter
+                chain.append(drafter)
+        for drafter in self._chain:
+            if drafter not in chain:
+                drafter.clear()
+        if chain != self._chain:
+            self.worth = self.make_worth()
+        self._chain = chain
+
+    def _copied(self, requests: Sequence[SharedRequest], base_rows: int, fair: int, room: int) -> dict[int, list[int]]:
+        """Drafts of the n-gram drafters, by the number of the request, as many as pay and there is room for."""
+        if self._ngrams is None:
+            return {}
+        proposals = [self._ngrams.propose(request, [], self._limit(request)) for request in requests]
+        counts = [fair] * len(requests)
+        if self.drafting.gate:
+            counts = share_rows([chances for _, chances in proposals], self._costs, base_rows, float(base_rows), room)
+        return {each.id: ids[:count] for each, (ids, _), count in zip(requests, proposals, counts, strict=True)}
+
+    def _limit(self, request: SharedRequest) -> int:
+        """Most drafts for a request."""
+        length = len(request.tokens)
+        room = min(request.end - length - 1, self._max_length - length)
+        generated, budget = length - request.prompt_length, request.end - request.prompt_length
+        return max(0, min(self.drafting.opened(self.drafting.window, generated, budget), room))
+
+    def _neural(self, answering: Sequence[SharedRequest], base_rows: int, fair: int) -> dict[int, Drafted]:
+        """Drafts of the last neural drafter, by the number of the request, of those for whom they are worth it."""
+        windows = self._windows(answering, base_rows)
+        limits = {each.id: min(self._limit(each), fair, windows[each.id]) for each in answering}
+        wants = [Want(each, [], limits[each.id]) for each in answering if limits[each.id]]
+        while wants and self._chain:  # one that fails is left out from now on
+            last, start, read_ns = self._chain[-1], time.monotonic_ns(), self._read_ns()
+            try:
+                drafts = last.draft(wants)
+            except DrafterFailedError as failure:
+                key = next(key for key, drafter in self.drafters.items() if drafter is failure.drafter)
+                self.remove(key)
+                self.failed(key, failure.drafter.name, failure.error)
+                continue
+            depths = [len(ids) for ids in drafts if ids]
+            drafting_ns = time.monotonic_ns() - start - (self._read_ns() - read_ns)
+            self.worth.observe_drafting(len(depths), max(depths, default=0), drafting_ns / 1e9)
+            found = {want.request.id: Drafted(ids, last.name) for want, ids in zip(wants, drafts, strict=True) if ids}
+            if self._trial is not None and self._trial.id in found:
+                self._trial = None
+            return found
+        return {}
+
+    def _read_ns(self) -> int:
+        return sum(drafter.read_ns for drafter in self._chain)
+
+    def _windows(self, answering: Sequence[SharedRequest], base_rows: int) -> dict[int, int]:
+        """Most neural drafts of each: as many as pay, or the whole window for one that tries whether more would."""
+        if not self._chain:
+            return dict.fromkeys((request.id for request in answering), 0)
+        whole = self.drafting.window
+        common = self.worth.window(len(answering), whole, base_rows, self._costs)
+        if self.worth.trial_is_due() and self._trial is None and answering:
+            self._trials += 1
+            self._trial = answering[self._trials % len(answering)]
+        return {request.id: whole if request is self._trial else common for request in answering}
