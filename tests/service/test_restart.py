@@ -22,7 +22,7 @@ from tests.service.serving import ALIAS, Running, serving, tiny_plan, until
 from tests.service.test_refusals import send
 
 TEXT = "/v1/completions"
-KEYS = ("first", "second", "third")
+KEYS = ("first", "second", "third", "fourth", "fifth", "sixth", "seventh")
 TOKENS = 360
 
 
