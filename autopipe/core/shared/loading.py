@@ -33,12 +33,20 @@ def reason_unshareable(plan: Plan) -> str | None:
         return "stages that work at the same time (mode: async) have processes of their own, which serve one request"
     if plan.verification is not Verification.EQUALITY:
         return "under rejection sampling the text would depend on the other requests; equality verification is shared"
+    if any(_has_own_place(stage) for stage in neural):
+        return "a drafter with cores or a share of the GPU of its own has its own process, which serves one request"
     for stage in (*neural, plan.target):
         if stage.backend is BackendName.TRANSFORMERS:
             return "the transformers backend holds one sequence; the fused backend shares"
         if stage.device_map is not None:
             return "a model spread over devices holds one sequence"
     return None
+
+
+def _has_own_place(stage: StagePlan) -> bool:
+    """Whether a stage is to run somewhere that only a process of its own can be put."""
+    own_share = stage.cuda.mps_percent is not None or stage.cuda.stream_priority is not None
+    return stage.cores is not None or stage.numa is not None or own_share
 
 
 def require_shareable(plan: Plan) -> None:
