@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field, fields, replace
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -62,6 +62,16 @@ class StageStats:
         counts = self.drafts_from.setdefault(producer, [0, 0])
         counts[0] += verified
         counts[1] += accepted
+
+    def add(self, more: StageStats) -> None:
+        """Take in what the same stage has done since."""
+        for name in (each.name for each in fields(self)):
+            value = getattr(more, name)
+            if isinstance(value, (int, float)):
+                setattr(self, name, getattr(self, name) + value)
+        self.acceptance_lengths.update(more.acceptance_lengths)
+        for producer, counts in more.drafts_from.items():
+            self.count_drafts(producer, *counts)
 
     def to_message(self) -> dict[str, Any]:
         data = asdict(self)

@@ -181,15 +181,20 @@ def test_a_target_that_dies_fails_what_runs_with_a_typed_error_and_what_waits_ge
     assert complete(neural)
 
 
+def fall_asleep(running: Running, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let the service be idle until its drafters are unloaded."""
+    until(lambda: workers(running) == {"small", "big"})
+    soon = running.service.config.model_copy(update={"idle_unload_s": 0.3})
+    with monkeypatch.context() as patch:
+        patch.setattr(running.service.control, "_config", soon)
+        until(lambda: workers(running) == {"big"})
+
+
 def test_long_idle_unloads_drafters_and_the_first_request_brings_them_back(
     neural: Running, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    until(lambda: workers(neural) == {"small", "big"})
     expected = complete(neural)
-    soon = neural.service.config.model_copy(update={"idle_unload_s": 0.3})
-    with monkeypatch.context() as patch:
-        patch.setattr(neural.service.control, "_config", soon)
-        until(lambda: workers(neural) == {"big"})
+    fall_asleep(neural, monkeypatch)
     assert send(neural, PLAN)[1]["asleep"] is True
     assert complete(neural) == expected
     until(lambda: workers(neural) == {"small", "big"})

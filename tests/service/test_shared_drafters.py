@@ -11,7 +11,7 @@ import pytest
 
 from autopipe.core.plan import Plan
 from tests.service.serving import Running, serving, until
-from tests.service.test_control import PLAN, chain, complete, workers
+from tests.service.test_control import PLAN, chain, complete, fall_asleep, workers
 from tests.service.test_refusals import send
 
 HOME = "ngram(4) > small(4) > big, lockstep"
@@ -77,12 +77,8 @@ def test_a_worker_that_is_killed_comes_back_with_its_drafters(shared: Running) -
 def test_long_idle_unloads_the_drafters_and_a_request_brings_them_back(
     shared: Running, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    until(lambda: workers(shared) == {"small", "big"})
     expected = complete(shared)
-    soon = shared.service.config.model_copy(update={"idle_unload_s": 0.3})
-    with monkeypatch.context() as patch:
-        patch.setattr(shared.service.control, "_config", soon)
-        until(lambda: workers(shared) == {"big"})
+    fall_asleep(shared, monkeypatch)
     assert complete(shared) == expected
     until(lambda: workers(shared) == {"small", "big"})
     assert send(shared, PLAN)[1]["description"] == HOME

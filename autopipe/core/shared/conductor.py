@@ -19,8 +19,9 @@ from autopipe.core.plan import Plan
 from autopipe.core.processes import WorkerState
 from autopipe.core.remote_processor import process_row
 from autopipe.core.request import Outcome, RequestHandle, TokenBlock
-from autopipe.core.shared.drafting import DraftingConfig, neural_drafters
-from autopipe.core.shared.keeper import WorkerKeeper, threads_of
+from autopipe.core.shared.drafter_book import DrafterBook
+from autopipe.core.shared.drafting import neural_drafters
+from autopipe.core.shared.keeper import WorkerKeeper
 from autopipe.core.shared.ledger import OpenRequest
 from autopipe.core.shared.options import SharingOptions
 from autopipe.core.shared.throughput import FinishRate
@@ -37,8 +38,7 @@ class SharedConductor(ConductorBase):
         cache: what the worker said last of its prefix cache.
         costs: seconds of a step by rows.
         finishing: how fast requests end.
-        drafters: what neural drafters said when they were ready, by key, of those that are loaded.
-        kept: plans whose neural drafters stay loaded while no plan in force uses them.
+        drafters: what is known of neural drafters.
     """
 
     def __init__(self, plan: Plan, options: SharingOptions, load_timeout_s: float) -> None:
@@ -46,16 +46,12 @@ class SharedConductor(ConductorBase):
         self.cache: Mapping[str, int] = {}
         self.costs: StepCosts | None = None
         self.finishing = FinishRate()
-        self.drafters: dict[str, Message] = {}
-        self.kept: Sequence[Plan] = ()
+        self.drafters = DrafterBook()
         self.keeper = WorkerKeeper(self.mailbox, options, load_timeout_s)
         self._gate = threading.Lock()
         self._open: dict[int, OpenRequest] = {}
         self._pending: tuple[Plan, Future[None]] | None = None  # its drafters are being loaded
         self._complete = False  # whether a plan has ever been in force with all its drafters
-        self._number = 0  # of the last configuration
-        self._last_kept: set[str] = set()
-        self._dropped: dict[str, int] = {}  # key of a drafter that was given up -> by which configuration
         self._saving: deque[Future[int]] = deque()  # answered in order
         self._losses = 0  # of workers in a row, since one last had all it needs, or served
 
@@ -132,7 +128,7 @@ class SharedConductor(ConductorBase):
 
     def keep_loaded(self, plans: Sequence[Plan]) -> None:
         """Keep the neural drafters of these plans loaded once they are."""
-        self.kept = plans
+        self.drafters.kept = plans
         self._configure()
 
     def save_ngrams(self, path: str, done: Future[int]) -> None:
@@ -196,7 +192,7 @@ class SharedConductor(ConductorBase):
     def _finish_pending(self) -> None:
         """Put the pending plan in force once all its neural drafters are loaded."""
         plan = self.plan if self._pending is None else self._pending[0]
-        if not all(drafter.key in self.drafters for drafter in neural_drafters(plan)):
+        if not self.drafters.has_all(plan):
             return
         self._complete, self._losses = True, 0
         if self._pending is None:
@@ -222,31 +218,10 @@ class SharedConductor(ConductorBase):
         self._answer_pending(error)
 
     def _configure(self, again: Sequence[str] = ()) -> None:
-        """Tell the worker what to draft with, and which neural drafters to load and to keep.
-
-        Args:
-            again: keys of drafters to load although they have failed before.
-        """
-        if not self.keeper.ready:
-            return
-        plans = [*(() if self._pending is None else self._pending[:1]), self.plan]
-        wanted = {drafter.key: drafter for plan in plans for drafter in neural_drafters(plan)}
-        kept = {drafter.key for plan in (*plans, *self.kept) for drafter in neural_drafters(plan)}
-        self._number += 1
-        self._dropped |= dict.fromkeys(self._last_kept - kept, self._number)
-        self._last_kept = kept
-        self.drafters = {key: facts for key, facts in self.drafters.items() if key in kept}
-        self.keeper.send(
-            {
-                "type": "configure",
-                "number": self._number,
-                "drafting": DraftingConfig.of(self.plan).model_dump(mode="json"),
-                "wanted": [drafter.model_dump(mode="json") for drafter in wanted.values()],
-                "kept": sorted(kept),
-                "again": list(again),
-                "threads": threads_of(self.plan),
-            }
-        )
+        """Tell the worker what the plans ask for; `again`: keys of drafters to load although they have failed."""
+        if self.keeper.ready:
+            pending = None if self._pending is None else self._pending[0]
+            self.keeper.send(self.drafters.configuration(self.plan, pending, again))
 
     def _hear(self) -> None:
         try:
@@ -266,7 +241,7 @@ class SharedConductor(ConductorBase):
         elif kind == "step-failed":
             self._lose(f"{message['error']}: {message['message']}")
         elif kind in ("drafter-ready", "drafter-failed", "drafter-lost"):
-            if message["number"] >= self._dropped.get(message["key"], 0):  # else it has been given up meanwhile
+            if self.drafters.is_current(message):  # else it has been given up meanwhile
                 self._take_drafter(kind, message)
         elif kind == "note":
             self._note(message["text"])
@@ -294,10 +269,10 @@ class SharedConductor(ConductorBase):
         """A neural drafter has been loaded, cannot be, or has raised something while it drafted."""
         key, name = message["key"], message["name"]
         if kind == "drafter-ready":
-            self.drafters[key] = message["facts"]
+            self.drafters.enter(message)
             self._finish_pending()
             return
-        self.drafters.pop(key, None)
+        self.drafters.strike(key)
         error = rebuild_error(message["error"], message["message"])
         if kind == "drafter-lost":
             why = f"{message['error']}: {message['message']}"

@@ -13,9 +13,9 @@ from autopipe.core.shared.drafts import share_rows
 from autopipe.core.shared.neural import DrafterFailedError, SharedDrafter, Source, Want
 from autopipe.core.shared.ngram_source import NgramSource
 from autopipe.core.shared.options import SharingOptions
-from autopipe.core.shared.sequence import DrafterCounts, SharedRequest
-from autopipe.core.shared.worth import WindowWorth
-from autopipe.core.stats import NGRAM
+from autopipe.core.shared.sequence import SharedRequest
+from autopipe.core.shared.window_gate import WindowGate
+from autopipe.core.stats import NGRAM, StageStats
 
 
 class Drafted(NamedTuple):
@@ -35,16 +35,16 @@ class DraftMaker:
     Attributes:
         drafting: what is wanted of the plan in force.
         drafters: neural ones that are loaded, by key, used or not.
-        worth: what neural drafts are worth, as long as the same drafters draft.
-        make_worth: makes a new one of these.
+        gate: learns what neural drafts are worth, as long as the same drafters draft.
+        make_gate: makes a new one of these.
         failed: called with key and name of a neural drafter that has raised, and what; it is gone then.
     """
 
     def __init__(self, max_length: int, options: SharingOptions, costs: StepCosts) -> None:
         self.drafting = DraftingConfig()
         self.drafters: dict[str, SharedDrafter] = {}
-        self.worth = WindowWorth()
-        self.make_worth: Callable[[], WindowWorth] = WindowWorth
+        self.gate = WindowGate()
+        self.make_gate: Callable[[], WindowGate] = WindowGate
         self.failed: Callable[[str, str, Exception], None] = lambda key, name, error: None
         self._max_length, self._max_rows, self._costs = max_length, options.max_rows, costs
         self._ngrams: NgramSource | None = None
@@ -99,11 +99,11 @@ class DraftMaker:
             return
         self._chain[-1].settle(request, request.cached)
         if drafted.token_ids and drafted.drafter != NGRAM:
-            self.worth.observe_verdict(len(drafted.token_ids), num_accepted)
+            self.gate.observe_verdict(len(drafted.token_ids), num_accepted)
 
-    def take_counts(self, request: SharedRequest) -> list[DrafterCounts]:
+    def take_stats(self, request: SharedRequest) -> list[StageStats]:
         """What neural drafters have done for a request since this was last asked."""
-        return [found for drafter in self._chain if (found := drafter.take_counts(request)) is not None]
+        return [found for drafter in self._chain if (found := drafter.take_stats(request)) is not None]
 
     def draft(self, answering: Sequence[SharedRequest], base_rows: int) -> list[Drafted]:
         """Drafts for each of those that are answering.
@@ -134,7 +134,7 @@ class DraftMaker:
             if drafter not in chain:
                 drafter.clear()
         if chain != self._chain:
-            self.worth = self.make_worth()
+            self.gate = self.make_gate()
         self._chain = chain
 
     def _copied(self, requests: Sequence[SharedRequest], base_rows: int, fair: int, room: int) -> dict[int, list[int]]:
@@ -152,7 +152,7 @@ class DraftMaker:
         length = len(request.tokens)
         room = min(request.end - length - 1, self._max_length - length)
         generated, budget = length - request.prompt_length, request.end - request.prompt_length
-        return max(0, min(self.drafting.opened(self.drafting.window, generated, budget), room))
+        return max(0, min(self.drafting.limit(generated, budget), room))
 
     def _neural(self, answering: Sequence[SharedRequest], base_rows: int, fair: int) -> dict[int, Drafted]:
         """Drafts of the last neural drafter, by the number of the request, of those for whom they are worth it."""
@@ -170,7 +170,7 @@ class DraftMaker:
                 continue
             depths = [len(ids) for ids in drafts if ids]
             drafting_ns = time.monotonic_ns() - start - (self._read_ns() - read_ns)
-            self.worth.observe_drafting(len(depths), max(depths, default=0), drafting_ns / 1e9)
+            self.gate.observe_drafting(len(depths), max(depths, default=0), drafting_ns / 1e9)
             found = {want.request.id: Drafted(ids, last.name) for want, ids in zip(wants, drafts, strict=True) if ids}
             if self._trial is not None and self._trial.id in found:
                 self._trial = None
@@ -185,8 +185,8 @@ class DraftMaker:
         if not self._chain:
             return dict.fromkeys((request.id for request in answering), 0)
         whole = self.drafting.window
-        common = self.worth.window(len(answering), whole, base_rows, self._costs)
-        if self.worth.trial_is_due() and self._trial is None and answering:
+        common = self.gate.window(len(answering), whole, base_rows, self._costs)
+        if self.gate.trial_is_due() and self._trial is None and answering:
             self._trials += 1
             self._trial = answering[self._trials % len(answering)]
         return {request.id: whole if request is self._trial else common for request in answering}

@@ -61,6 +61,8 @@ class DrafterKeeper:
             self._say("drafter-failed", key, name, loaded.error)
         else:
             drafter.about_to_compute = self._about_to_compute
+            short = f"stage {name!r}: its KV memory is full, so it rests; requests go on without its drafts meanwhile"
+            drafter.fell_short = lambda: self._send({"type": "note", "text": short})
             self._maker.add(key, drafter)
             self._say("drafter-ready", key, name, None, facts=loaded.facts)
 

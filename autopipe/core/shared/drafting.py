@@ -16,14 +16,12 @@ class NeuralDrafting(UserModel):
         key: the same for stages that can be one loaded model.
         name: what stats call it.
         stage: as the plan has it.
-        window: most tokens it drafts at a time for the stage after it.
         fed_window: most drafts it is given at a time by what comes before it; 0: it drafts by itself.
     """
 
     key: str
     name: str
     stage: StagePlan
-    window: int
     fed_window: int = 0
 
 
@@ -34,7 +32,7 @@ class DraftingConfig(UserModel):
         ngram: options of the n-gram drafter; None: there is none.
         neural: neural drafters, cheapest first.
         window: most drafts of one request in one step.
-        warmup: how windows open.
+        warmup: how the window opens.
     """
 
     ngram: NgramOptions | None = None
@@ -60,13 +58,9 @@ class DraftingConfig(UserModel):
         """Whether drafts of the n-gram are weighed against what their rows cost."""
         return self.ngram is None or self.ngram.gate
 
-    def opened(self, window: int, generated: int, max_new_tokens: int) -> int:
-        """A window after `generated` of at most `max_new_tokens` output tokens."""
-        return self.warmup.window(window, generated, max_new_tokens)
-
-    def without(self, key: str) -> DraftingConfig:
-        """The same without a neural drafter."""
-        return self.replace(neural=tuple(drafter for drafter in self.neural if drafter.key != key))
+    def limit(self, generated: int, max_new_tokens: int) -> int:
+        """Most drafts after `generated` of at most `max_new_tokens` output tokens."""
+        return self.warmup.window(self.window, generated, max_new_tokens)
 
 
 def neural_drafters(plan: Plan) -> tuple[NeuralDrafting, ...]:
@@ -78,8 +72,6 @@ def neural_drafters(plan: Plan) -> tuple[NeuralDrafting, ...]:
             identity = json.dumps({**stage.identity(), "adapter": stage.adapter, "exact": plan.exact}, sort_keys=True)
             key = f"{identity}#{sum(drafter.key.startswith(identity) for drafter in drafters)}"
             fed = min(before, stage.verify_cap)
-            drafters.append(
-                NeuralDrafting(key=key, name=names[len(drafters)], stage=stage, window=stage.window, fed_window=fed)
-            )
+            drafters.append(NeuralDrafting(key=key, name=names[len(drafters)], stage=stage, fed_window=fed))
         before = stage.window
     return tuple(drafters)

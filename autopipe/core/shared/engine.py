@@ -19,7 +19,6 @@ from autopipe.core.plan import Mode, Plan
 from autopipe.core.request import RequestHandle, RowProcessor
 from autopipe.core.sampling import SamplingParams
 from autopipe.core.shared.conductor import SharedConductor
-from autopipe.core.shared.drafting import neural_drafters
 from autopipe.core.shared.ledger import OpenRequest
 from autopipe.core.shared.loading import require_shareable
 from autopipe.core.shared.options import SharingOptions
@@ -88,13 +87,10 @@ class SharedEngine(EngineBase[SharedConductor]):
     @property
     def worker_ids(self) -> dict[str, int]:
         """Process id by name of each stage that is loaded: one process has them all; {} while there is none."""
-        worker, drafters, plan = self._conductor.keeper.worker, self._conductor.drafters, self.plan
+        worker, plan = self._conductor.keeper.worker, self.plan
         if worker is None:
             return {}
-        own = [plan, *self._conductor.kept]
-        names = {each.key: each.name for known in reversed(own) for each in neural_drafters(known)}
-        loaded = [name for key, name in names.items() if key in drafters]
-        return dict.fromkeys([*loaded, neural_names(plan)[-1]], worker.process.pid)
+        return dict.fromkeys([*self._conductor.drafters.names(plan), neural_names(plan)[-1]], worker.process.pid)
 
     @property
     def running(self) -> RequestHandle | None:
@@ -133,9 +129,7 @@ class SharedEngine(EngineBase[SharedConductor]):
         """What a stage said when it was ready: vocab_size, max_length, exact, choice, load_s, step_ms; {} before."""
         if stage == neural_names(self.plan)[-1]:
             return dict(self._conductor.target_facts)
-        own = (each for known in (self.plan, *self._conductor.kept) for each in neural_drafters(known))
-        key = next((each.key for each in own if each.name == stage), "")
-        return dict(self._conductor.drafters.get(key, {}))
+        return self._conductor.drafters.facts(self.plan, stage)
 
     def keep_loaded(self, plans: Sequence[Plan]) -> None:
         """Keep the neural drafters of these plans loaded once they are, so that a switch back costs no loading.

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from autopipe.core.channel import Message
 from autopipe.core.request import Outcome, RequestHandle
-from autopipe.core.stats import NGRAM, RequestStats, StageReport, StageStats, report_stages
+from autopipe.core.stats import RequestStats, StageReport, StageStats, report_stages
 from autopipe.core.trace import TraceEvent
 
 
@@ -70,27 +70,13 @@ class OpenRequest:
             stats.catch_up_s += share_s * (served["read"] - bool(num_tokens)) / rows
         else:
             stats.acceptance_lengths[num_tokens] += 1
-        chain = self.chain = step["chain"]
+        self.chain = step["chain"]
         if served["drafts"]:
             stats.count_drafts(served["drafter"], served["drafts"], served["accepted"])
-        for counts in served.get("drafters", ()):
-            before = chain.index(counts["name"])
-            self._count_drafter(counts, chain[before - 1] if before else NGRAM)
+        for done in map(StageStats.from_message, served.get("drafters", ())):
+            self.drafters.setdefault(done.name, StageStats(name=done.name)).add(done)
         if self.handle.trace:
             self.events.append(TraceEvent(name, step["start"], step["end"], rows, served["accepted"]))
-
-    def _count_drafter(self, counts: Message, producer: str) -> None:
-        """Take what a neural drafter did for this request into its figures."""
-        stats = self.drafters.setdefault(counts["name"], StageStats(name=counts["name"]))
-        stats.forwards += counts["forwards"]
-        stats.emitted += counts["emitted"]
-        stats.verified += counts["verified"]
-        stats.accepted += counts["accepted"]
-        stats.busy_s += counts["busy_ns"] / 1e9
-        stats.catch_up_s += counts["catch_up_ns"] / 1e9
-        stats.acceptance_lengths.update(counts["lengths"])
-        if counts["verified"]:
-            stats.count_drafts(producer, counts["verified"], counts["accepted"])
 
     def reports(self) -> list[StageReport]:
         """Its stages so far."""

@@ -62,11 +62,6 @@ def require_shareable(plan: Plan) -> None:
     raise ConfigError(key, value, f"plans that requests can share: {reason}")
 
 
-def is_plain(plan: Plan) -> bool:
-    """Whether the plan drafts nothing."""
-    return plan.mode is Mode.PLAIN or not plan.drafters
-
-
 class LoadedModel(NamedTuple):
     """A batch runner, and why it runs the way it does."""
 

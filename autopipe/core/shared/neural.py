@@ -18,8 +18,9 @@ from autopipe.core.errors import AutoPipeError, KVMemoryError
 from autopipe.core.gating import StepCosts
 from autopipe.core.picker import Picker, Verdict
 from autopipe.core.shared.options import SharingOptions
-from autopipe.core.shared.sequence import DrafterCounts, SharedRequest
+from autopipe.core.shared.sequence import SharedRequest
 from autopipe.core.shared.slots import SlotKeeper
+from autopipe.core.stats import StageStats
 
 if TYPE_CHECKING:
     import torch
@@ -38,12 +39,17 @@ class Want(NamedTuple):
     limit: int
 
     @property
-    def text(self) -> list[int]:
-        return self.request.tokens + self.extra
+    def length(self) -> int:
+        """Of the text and `extra`."""
+        return len(self.request.tokens) + len(self.extra)
 
 
 class Source(Protocol):
     """What stands before a stage of the chain."""
+
+    @property
+    def name(self) -> str:
+        """What stats call it."""
 
     def draft(self, wants: Sequence[Want]) -> list[list[int]]:
         """At most `limit` tokens for each."""
@@ -66,7 +72,7 @@ class _Seat:
 
     tokens: list[int]
     picker: Picker
-    counts: DrafterCounts
+    stats: StageStats
     slot: int = -1
     cached: int = 0
     reused: int = 0
@@ -84,14 +90,20 @@ class _Draft:
     stuck: bool = False
 
     @property
-    def text(self) -> list[int]:
-        return self.want.text + self.token_ids
+    def length(self) -> int:
+        return self.want.length + len(self.token_ids)
 
     @property
     def missing(self) -> int:
         """Tokens to read before the next can be drafted."""
-        want = self.want
-        return len(want.request.tokens) + len(want.extra) + len(self.token_ids) - self.seat.cached
+        return self.length - self.seat.cached
+
+    @property
+    def unread(self) -> list[int]:
+        """These tokens; a long text is not copied for them."""
+        tokens, drafted = self.want.request.tokens, self.want.extra + self.token_ids
+        beyond = self.seat.cached - len(tokens)
+        return drafted[beyond:] if beyond >= 0 else tokens[self.seat.cached :] + drafted
 
     @property
     def room(self) -> int:
@@ -99,8 +111,8 @@ class _Draft:
 
     @property
     def ended(self) -> bool:
-        text = self.token_ids
-        return self.stuck or self.room <= 0 or bool(text and text[-1] in self.want.request.eos_token_ids)
+        eos = self.want.request.eos_token_ids
+        return self.stuck or self.room <= 0 or bool(self.token_ids and self.token_ids[-1] in eos)
 
 
 class SharedDrafter:
@@ -108,7 +120,7 @@ class SharedDrafter:
 
     Attributes:
         costs: seconds of a forward by rows.
-        shortages: times it went without drafts because KV memory was short.
+        fell_short: called when it goes without drafts because KV memory is short.
         about_to_compute: called with the number of rows before each forward.
         source: what drafts for it; None: it drafts by itself.
         fed_window: most drafts of its source that it verifies at a time.
@@ -119,7 +131,7 @@ class SharedDrafter:
         self.name = name
         self.runner = runner
         self.costs = StepCosts()
-        self.shortages = 0
+        self.fell_short: Callable[[], None] = lambda: None
         self.about_to_compute: Callable[[int], None] = lambda num_rows: None
         self.source: Source | None = None
         self.fed_window = 0
@@ -140,7 +152,7 @@ class SharedDrafter:
             except KVMemoryError:
                 if self._slots.evict():
                     continue
-                self.shortages += 1
+                self.fell_short()
                 self._resting = _REST_CALLS
                 self.clear()
                 return [[] for _ in wants]
@@ -167,13 +179,13 @@ class SharedDrafter:
         if seat is not None:
             self._slots.release(seat, keep=keep)
 
-    def take_counts(self, request: SharedRequest) -> DrafterCounts | None:
-        """What it has done for a request since this was last asked; None: nothing."""
+    def take_stats(self, request: SharedRequest) -> StageStats | None:
+        """What it has done for a request since this was last asked; None: nothing. Seconds are shared out by rows."""
         seat = self._seats.get(request.id)
-        if seat is None or not seat.counts.forwards:
+        if seat is None or not seat.stats.forwards:
             return None
-        counts, seat.counts = seat.counts, DrafterCounts(self.name)
-        return counts
+        stats, seat.stats = seat.stats, StageStats(name=self.name)
+        return stats
 
     def clear(self) -> None:
         """Forget all texts."""
@@ -191,17 +203,16 @@ class SharedDrafter:
         seat = self._seats.get(want.request.id)
         if seat is None:
             picker = want.request.drafter_picker(self.runner.vocab_size)
-            seat = _Seat(want.request.tokens, picker, DrafterCounts(self.name))
+            seat = _Seat(want.request.tokens, picker, StageStats(name=self.name))
             if not self._slots.admit(seat):
                 return None
             self._seats[want.request.id] = seat
         if not self._knows(seat, want.extra):
             return None
-        length = len(want.request.tokens) + len(want.extra)
-        if seat.cached >= length:  # asked once more: its last token is read again
-            self.runner.rollback(seat.slot, length - 1)
-            seat.cached = length - 1
-        return _Draft(want, seat) if length + want.limit <= self.runner.max_length else None
+        if seat.cached >= want.length:  # asked once more: its last token is read again
+            seat.cached = want.length - 1
+            self.runner.rollback(seat.slot, seat.cached)
+        return _Draft(want, seat) if want.length + want.limit <= self.runner.max_length else None
 
     def _knows(self, seat: _Seat, extra: Sequence[int]) -> bool:
         """Whether a text has only tokens that this drafter has: its vocabulary may be smaller than the target's."""
@@ -223,7 +234,7 @@ class SharedDrafter:
         for draft in behind:
             seat, count = draft.seat, min(draft.missing - 1, budget)
             if count > 0:
-                reading.append((seat, Segment(seat.slot, draft.text[seat.cached : seat.cached + count], 0)))
+                reading.append((seat, Segment(seat.slot, draft.unread[:count], 0)))
                 budget -= count
         if reading:
             _, took = self._forward([segment for _, segment in reading], takes_best=False)
@@ -231,7 +242,8 @@ class SharedDrafter:
             num_rows = sum(len(segment.ids) for _, segment in reading)
             for seat, segment in reading:
                 seat.cached += len(segment.ids)
-                seat.counts.read(took * len(segment.ids) // num_rows)
+                share_s = took / 1e9 * len(segment.ids) / num_rows
+                seat.stats.add(StageStats(forwards=1, busy_s=share_s, catch_up_s=share_s))
         return [draft for draft in drafts if draft.missing <= MAX_CATCH_UP_ROWS]
 
     def _forward(self, segments: Sequence[Segment], *, takes_best: bool) -> tuple[torch.Tensor | list[int], int]:
@@ -260,32 +272,36 @@ class SharedDrafter:
         """One forward for all: verify what the source drafts, and add a token to each."""
         fed = self._feed(drafts)
         segments = [
-            Segment(d.seat.slot, d.text[d.seat.cached :] + ids, 1 + len(ids))
-            for d, ids in zip(drafts, fed, strict=True)
+            Segment(draft.seat.slot, draft.unread + ids, 1 + len(ids)) for draft, ids in zip(drafts, fed, strict=True)
         ]
         num_rows = sum(len(segment.ids) for segment in segments)
-        takes_best = all(d.seat.picker.takes_best(len(d.text), self.runner.vocab_size) for d in drafts)
+        takes_best = all(draft.seat.picker.takes_best(draft.length, self.runner.vocab_size) for draft in drafts)
         found, took = self._forward(segments, takes_best=takes_best)
         self.costs.observe(num_rows, took / 1e9)
         ends = list(accumulate((segment.num_logits for segment in segments), initial=0))
         for index, (draft, ids, segment) in enumerate(zip(drafts, fed, segments, strict=True)):
             rows = found[ends[index] : ends[index + 1]]
-            self._settle(draft, ids, rows, took * len(segment.ids) // num_rows)
+            self._extend(draft, ids, rows, took / 1e9 * len(segment.ids) / num_rows)
 
-    def _settle(self, draft: _Draft, fed: list[int], rows: torch.Tensor | list[int], nanoseconds: int) -> None:
+    def _extend(self, draft: _Draft, fed: list[int], rows: torch.Tensor | list[int], share_s: float) -> None:
         """Add to a draft what its rows say."""
-        seat, text = draft.seat, draft.text
+        seat, want = draft.seat, draft.want
         try:
             if isinstance(rows, list):
-                verdict = seat.picker.verify_best(rows, len(text), fed)
+                verdict = seat.picker.verify_best(rows, draft.length, fed)
             else:
-                verdict = seat.picker.verify(rows, text, fed)
+                verdict = seat.picker.verify(rows, want.request.tokens + want.extra + draft.token_ids, fed)
         except AutoPipeError:  # it has no token to choose; the target will see for itself
             verdict, draft.stuck = Verdict(0, []), True
-        seat.cached = len(text) + verdict.num_accepted
+        seat.cached = draft.length + verdict.num_accepted
         if fed:
             self.runner.rollback(seat.slot, seat.cached)
+        num_tokens = len(verdict.token_ids)
+        done = StageStats(forwards=1, emitted=num_tokens, busy_s=share_s)
+        done.acceptance_lengths[num_tokens] += 1
         if self.source is not None:
-            self.source.settle(draft.want.request, seat.cached)
+            self.source.settle(want.request, seat.cached)
+            done.verified, done.accepted = len(fed), verdict.num_accepted
+            done.count_drafts(self.source.name, len(fed), verdict.num_accepted)
+        seat.stats.add(done)
         draft.token_ids += verdict.token_ids
-        seat.counts.step(nanoseconds, len(fed), verdict.num_accepted, len(verdict.token_ids))

@@ -8,6 +8,7 @@ from autopipe.core.gating import StepCosts, best_length
 from autopipe.core.ngram import NgramDrafter
 from autopipe.core.shared.neural import Want
 from autopipe.core.shared.sequence import SharedRequest
+from autopipe.core.stats import NGRAM
 
 
 class NgramSource:
@@ -20,6 +21,8 @@ class NgramSource:
     Attributes:
         costs: of the neural drafter after it, against which drafts are weighed; None: they are not.
     """
+
+    name = NGRAM
 
     def __init__(self, make: Callable[[], NgramDrafter], max_length: int) -> None:
         self.costs: StepCosts | None = None

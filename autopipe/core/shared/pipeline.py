@@ -233,7 +233,7 @@ class SharedPipeline:
             num_drafts=len(row.drafts),
             drafter=row.drafted.drafter,
             reused=request.reused,
-            drafters=self.maker.take_counts(request),
+            drafters=self.maker.take_stats(request),
         )
         request.served_step, request.reused = self._step, 0
         if not row.chooses:

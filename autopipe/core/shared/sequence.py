@@ -9,41 +9,7 @@ from autopipe.core.errors import AutoPipeError
 from autopipe.core.logprobs import TokenLogprobs
 from autopipe.core.ngram import NgramDrafter
 from autopipe.core.picker import Picker
-
-
-@dataclass(slots=True)
-class DrafterCounts:
-    """What a neural drafter has done for a request since it was last asked; seconds are shared out by rows.
-
-    Attributes:
-        forwards, emitted, verified, accepted: as in `StageStats`, its own drafts and those it was given.
-        busy_ns: in forwards; catch_up_ns: of these, for texts it had not read.
-        lengths: tokens it added in each step that was not for reading.
-    """
-
-    name: str
-    forwards: int = 0
-    emitted: int = 0
-    verified: int = 0
-    accepted: int = 0
-    busy_ns: int = 0
-    catch_up_ns: int = 0
-    lengths: list[int] = field(default_factory=list)
-
-    def read(self, nanoseconds: int) -> None:
-        """A forward over tokens it had not read."""
-        self.forwards += 1
-        self.busy_ns += nanoseconds
-        self.catch_up_ns += nanoseconds
-
-    def step(self, nanoseconds: int, verified: int, accepted: int, emitted: int) -> None:
-        """A forward that added tokens to a draft."""
-        self.forwards += 1
-        self.busy_ns += nanoseconds
-        self.verified += verified
-        self.accepted += accepted
-        self.emitted += emitted
-        self.lengths.append(emitted)
+from autopipe.core.stats import StageStats
 
 
 @dataclass(slots=True, eq=False)
@@ -120,7 +86,7 @@ class Served:
     num_accepted: int = 0
     drafter: str = ""
     reused: int = 0
-    drafters: list[DrafterCounts] = field(default_factory=list)
+    drafters: list[StageStats] = field(default_factory=list)
     finish_reason: str | None = None
     error: AutoPipeError | None = None
 

@@ -292,7 +292,7 @@ def _served_message(served: Served) -> Message:
     if served.reused:
         message["reused"] = served.reused
     if served.drafters:
-        message["drafters"] = [asdict(counts) for counts in served.drafters]
+        message["drafters"] = [stats.to_message() for stats in served.drafters]
     if served.logprobs is not None:
         message["logprobs"] = [asdict(item) for item in served.logprobs]
     if served.error is not None:

@@ -159,7 +159,7 @@ def test_a_plan_nobody_waits_for_any_more_is_given_up(scene: Scene) -> None:
     scene.conductor.withdraw_plan(done)
     scene.ready("b", number=scene.configured["number"] - 1)
     assert (scene.in_force, scene.names("kept")) == (["a"], {"a"})
-    assert list(scene.conductor.drafters) == [scene.plans["a"]]
+    assert not scene.conductor.drafters.has_all(plan("b"))
 
 
 def test_what_became_ready_for_a_plan_given_up_does_not_count_for_a_later_one(scene: Scene) -> None:
@@ -218,3 +218,13 @@ def test_an_engine_whose_drafters_end_every_process_gives_up() -> None:
     with pytest.raises(AutoPipeError):
         scene.first.result(0)
     assert scene.worker.number_of_loads < 6
+
+
+def test_drafters_are_called_what_the_plan_in_force_calls_them(scene: Scene) -> None:
+    book, renamed = scene.conductor.drafters, plan("a").model_dump(mode="json")
+    renamed["chain"][0]["name"] = "again"
+    other = Plan.parse(renamed)
+    assert book.names(plan("a")) == ["a"]
+    assert book.names(other) == ["again"]
+    assert book.facts(other, "again") == {"of": "a"}
+    assert book.facts(other, "a") == {}

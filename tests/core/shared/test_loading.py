@@ -78,3 +78,16 @@ def test_kv_bytes_that_are_given_are_kept(
 def asked_dtype(folder: Path) -> torch.dtype:
     dtype: torch.dtype = getattr(torch, backends_load.check_stage(StagePlan(model=str(folder))).dtype.split(".")[1])
     return dtype
+
+
+def test_a_drafter_has_room_for_as_many_tokens_as_its_target(tiny_folder: Path, asked: dict[str, Any]) -> None:
+    target = SimpleNamespace(max_length=100, capacity_tokens=1000)
+    load_model(StagePlan(model=str(tiny_folder)), SharingOptions(), 1, target)  # type: ignore[arg-type]
+    small, asked["kv_bytes"] = asked["kv_bytes"], 0
+    assert asked["max_length"] == 100
+    target.capacity_tokens = 100_000
+    load_model(StagePlan(model=str(tiny_folder)), SharingOptions(), 1, target)  # type: ignore[arg-type]
+    assert asked["kv_bytes"] > 50 * small
+    target.capacity_tokens = None
+    load_model(StagePlan(model=str(tiny_folder)), SharingOptions(), 1, target)  # type: ignore[arg-type]
+    assert asked["kv_bytes"] is None

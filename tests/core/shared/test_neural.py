@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -13,79 +13,25 @@ from hypothesis import strategies as st
 from autopipe.core import kernels
 from autopipe.core.backends.emulated_batch import EmulatedBatchRunner
 from autopipe.core.backends.fused_batch import BatchRunner, batch_runner
-from autopipe.core.errors import KVMemoryError
-from autopipe.core.gating import StepCosts
-from autopipe.core.ngram import NgramDrafter
-from autopipe.core.plan import EmulatedStage, NgramOptions, StagePlan, Warmup
-from autopipe.core.shared.drafting import DraftingConfig, NeuralDrafting
+from autopipe.core.plan import Warmup
 from autopipe.core.shared.neural import SharedDrafter
-from autopipe.core.shared.options import SharingOptions
-from autopipe.core.shared.pipeline import SharedPipeline
-from autopipe.core.shared.worth import WindowWorth
-from tests.core.pipeline import plain_output
+from tests.core.shared.neural_scenes import (
+    EMULATED_VOCAB,
+    SLOTS,
+    ShortOfMemory,
+    configure,
+    drafting,
+    emulated_pipeline,
+    expected,
+    pipeline_of,
+    plain_text,
+    prompt_of,
+    spec,
+)
 from tests.core.shared.requests import Collected, alone, ids, make_pipeline, request
 from tests.tiny import tiny_model, tiny_state
 
 native = pytest.mark.skipif(not kernels.has_kernels(), reason=kernels.reason_missing() or "kernels")
-SHARING = {"max_active": 16, "max_batch": 8, "max_rows": 64, "cached_sequences": 8}
-EMULATED_VOCAB = 64
-
-
-def _spec(agreement: float = 1.0, **extra: Any) -> EmulatedStage:
-    return EmulatedStage.parse({"ms": {1: 0}, "agreement": agreement, "vocab_size": EMULATED_VOCAB, **extra})
-
-
-class Decided(WindowWorth):
-    """Windows by turns, in place of what measurements would say; none given: always the whole window."""
-
-    def __init__(self, windows: Sequence[int] = ()) -> None:
-        super().__init__()
-        self._windows, self._turn = list(windows), 0
-
-    def window(self, num_requests: int, window: int, base_rows: int, costs: StepCosts) -> int:
-        self._turn += 1
-        return min(window, self._windows[self._turn % len(self._windows)]) if self._windows else window
-
-
-def drafting(windows: Sequence[int], *, ngram: int = 0, gate: bool = False, **more: Any) -> DraftingConfig:
-    """Neural drafters `d0`, `d1`, ... with these windows, behind an n-gram with window `ngram` if not 0."""
-    before = [ngram, *windows]
-    neural = [
-        NeuralDrafting(key=f"d{n}", name=f"d{n}", stage=StagePlan(model="any"), window=window, fed_window=before[n])
-        for n, window in enumerate(windows)
-    ]
-    options = NgramOptions(gate=gate) if ngram else None
-    return DraftingConfig(ngram=options, neural=tuple(neural), window=windows[-1], **more)
-
-
-def configure(pipeline: SharedPipeline, runners: Sequence[BatchRunner], config: DraftingConfig) -> None:
-    for wanted, runner in zip(config.neural, runners, strict=True):
-        pipeline.maker.add(wanted.key, SharedDrafter(wanted.name, runner, pipeline.options))
-    options = config.ngram
-    pipeline.configure(config, None if options is None else lambda: NgramDrafter(options))
-
-
-def emulated_pipeline(
-    agreements: Sequence[float], config: DraftingConfig, *, worths: Sequence[int] = (), **options: Any
-) -> Collected:
-    """An emulated target behind emulated drafters."""
-    sharing = SharingOptions.parse({**SHARING, **options})
-    slots = sharing.max_active + sharing.cached_sequences
-    pipeline = SharedPipeline(EmulatedBatchRunner(_spec(), slots), sharing)
-    pipeline.maker.make_worth = lambda: Decided(worths)
-    configure(pipeline, [EmulatedBatchRunner(_spec(agreement), slots) for agreement in agreements], config)
-    return Collected(pipeline)
-
-
-def prompt_of(number: int, length: int = 5, system: int = 0) -> list[int]:
-    """A prompt of its own, after a beginning of `system` tokens that all have in common."""
-    return [place % EMULATED_VOCAB for place in range(system)] + [
-        (7 * number + place) % EMULATED_VOCAB for place in range(length)
-    ]
-
-
-def expected(number: int, tokens: int = 24, length: int = 5, **params: Any) -> list[int]:
-    return plain_output(tokens, prompt=prompt_of(number, length), **params)
 
 
 @settings(max_examples=120, deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -97,7 +43,7 @@ def expected(number: int, tokens: int = 24, length: int = 5, **params: Any) -> l
     warmup=st.sampled_from(["none", "conservative", "progressive"]),
     lengths=st.lists(st.sampled_from([1, 5, 30, 60]), min_size=1, max_size=5),
     system=st.sampled_from([0, 9, 30]),
-    worths=st.lists(st.integers(0, 7), max_size=4),
+    tried=st.lists(st.integers(0, 7), max_size=4),
     joins=st.lists(st.integers(0, 6), min_size=5, max_size=5),
     leaves=st.integers(0, 30),
     temperature=st.sampled_from([0.0, 1.0]),
@@ -112,7 +58,7 @@ def test_whatever_the_chain_and_the_company_each_gets_what_the_target_says_to_it
     warmup: str,
     lengths: list[int],
     system: int,
-    worths: list[int],
+    tried: list[int],
     joins: list[int],
     leaves: int,
     temperature: float,
@@ -121,7 +67,7 @@ def test_whatever_the_chain_and_the_company_each_gets_what_the_target_says_to_it
 ) -> None:
     config = drafting(windows[: len(agreements)], ngram=ngram, gate=gate, warmup=Warmup.parse({"kind": warmup}))
     collected = emulated_pipeline(
-        agreements, config, worths=worths, max_batch=max_batch, max_rows=40, prefill_rows_alone=prefill_rows_alone
+        agreements, config, tried=tried, max_batch=max_batch, max_rows=40, prefill_rows_alone=prefill_rows_alone
     )
     waiting = [
         (join, request(n, prompt_of(n % 2, length, system), vocab=EMULATED_VOCAB, temperature=temperature, seed=n))
@@ -146,14 +92,6 @@ def test_whatever_the_chain_and_the_company_each_gets_what_the_target_says_to_it
             params = {"seed": n, "temperature": temperature} if temperature else {}
             assert collected.output[n] == plain_text(prompt_of(n % 2, length, system), params)
     assert not lost
-
-
-def plain_text(prompt: list[int], params: dict[str, Any]) -> list[int]:
-    """What the emulated target says to a request alone."""
-    sharing = SharingOptions.parse(SHARING)
-    collected = Collected(SharedPipeline(EmulatedBatchRunner(_spec(), 20), sharing))
-    collected.pipeline.begin(request(0, prompt, vocab=EMULATED_VOCAB, **params))
-    return collected.run()[0]
 
 
 def test_eight_requests_share_each_forward_of_the_drafter() -> None:
@@ -188,7 +126,7 @@ def test_what_drafters_do_is_counted_for_each_request() -> None:
             for counts in served.drafters:
                 emitted[counts.name] += counts.emitted
                 verified[counts.name] += counts.verified
-                assert counts.busy_ns > 0
+                assert counts.busy_s > 0
     assert verified["d0"] == 0
     assert verified["d1"] <= emitted["d0"]
     assert 0 < target_drafts <= emitted["d1"]
@@ -220,7 +158,7 @@ def test_a_drafter_that_fails_is_left_out_and_the_text_stays_the_same() -> None:
     collected = emulated_pipeline([0.9], drafting([4]))
     lost: list[tuple[str, str]] = []
     collected.pipeline.maker.failed = lambda key, name, error: lost.append((key, str(error)))
-    runner = EmulatedBatchRunner(_spec(0.9, fail_after=6), 24)
+    runner = EmulatedBatchRunner(spec(0.9, fail_after=6), SLOTS)
     collected.pipeline.maker.add("d0", SharedDrafter("d0", runner, collected.pipeline.options))
     for number in range(3):
         collected.pipeline.begin(request(number, prompt_of(number), vocab=EMULATED_VOCAB))
@@ -240,7 +178,7 @@ def test_a_drafter_that_joins_and_leaves_in_the_middle_changes_no_text() -> None
         if step % 4 == 1:
             pipeline.maker.remove("d0")
         elif step % 4 == 3:
-            pipeline.maker.add("d0", SharedDrafter("d0", EmulatedBatchRunner(_spec(0.8), 24), pipeline.options))
+            pipeline.maker.add("d0", SharedDrafter("d0", EmulatedBatchRunner(spec(0.8), SLOTS), pipeline.options))
         pipeline.maker.retune(pipeline.maker.drafting.replace(window=1 + step % 5))
         collected.step()
         step += 1
@@ -248,60 +186,41 @@ def test_a_drafter_that_joins_and_leaves_in_the_middle_changes_no_text() -> None
 
 
 def test_a_drafter_with_a_shorter_context_stops_drafting_there() -> None:
-    sharing = SharingOptions.parse(SHARING)
-    pipeline = SharedPipeline(EmulatedBatchRunner(_spec(), 24), sharing)
-    configure(pipeline, [EmulatedBatchRunner(_spec(1.0, max_length=20), 24)], drafting([4]))
-    collected = Collected(pipeline)
-    pipeline.begin(request(0, prompt_of(0), vocab=EMULATED_VOCAB, max_new_tokens=40))
+    collected = pipeline_of([EmulatedBatchRunner(spec(1.0, max_length=20), SLOTS)], drafting([4]))
+    collected.pipeline.begin(request(0, prompt_of(0), vocab=EMULATED_VOCAB, max_new_tokens=40))
     assert collected.run() == {0: expected(0, 40)}
 
 
-class ShortOfMemory(EmulatedBatchRunner):
-    """Has room for so many tokens in all."""
-
-    room = 40
-
-    def _run(self, segments: Any) -> torch.Tensor:
-        if sum(self._lengths) + sum(len(segment.ids) for segment in segments) > self.room:
-            raise KVMemoryError("full")
-        return super()._run(segments)
+def short_of_memory() -> tuple[Collected, list[str]]:
+    """A pipeline whose drafter has hardly any room, and what it says of that."""
+    collected, said = pipeline_of([ShortOfMemory(spec(), SLOTS)], drafting([4])), list[str]()
+    collected.pipeline.maker.drafters["d0"].fell_short = lambda: said.append("short")
+    return collected, said
 
 
 def test_without_memory_for_its_cache_a_drafter_goes_without_drafts() -> None:
-    sharing = SharingOptions.parse(SHARING)
-    pipeline = SharedPipeline(EmulatedBatchRunner(_spec(), 24), sharing)
-    pipeline.maker.make_worth = Decided
-    configure(pipeline, [ShortOfMemory(_spec(), 24)], drafting([4]))
-    collected = Collected(pipeline)
+    collected, short = short_of_memory()
     for number in range(6):
-        pipeline.begin(request(number, prompt_of(number, 12), vocab=EMULATED_VOCAB))
+        collected.pipeline.begin(request(number, prompt_of(number, 12), vocab=EMULATED_VOCAB))
     assert collected.run() == {number: expected(number, length=12) for number in range(6)}
-    assert pipeline.maker.drafters["d0"].shortages > 0
+    assert short
 
 
 def test_what_is_not_needed_any_more_makes_room_before_anybody_goes_without() -> None:
-    sharing = SharingOptions.parse(SHARING)
-    pipeline = SharedPipeline(EmulatedBatchRunner(_spec(), 24), sharing)
-    pipeline.maker.make_worth = Decided
-    configure(pipeline, [ShortOfMemory(_spec(), 24)], drafting([4]))
-    collected = Collected(pipeline)
+    collected, short = short_of_memory()
     for number in range(5):  # one after another: what those before have left is more than there is room for
-        pipeline.begin(request(number, prompt_of(number, 12), vocab=EMULATED_VOCAB, max_new_tokens=10))
+        collected.pipeline.begin(request(number, prompt_of(number, 12), vocab=EMULATED_VOCAB, max_new_tokens=10))
         collected.run()
     assert collected.output == {number: expected(number, 10, length=12) for number in range(5)}
-    assert pipeline.maker.drafters["d0"].shortages == 0
+    assert not short
     assert collected.steps < 5 * 6
 
 
 def test_a_text_with_tokens_that_a_drafter_lacks_is_not_drafted_for_and_harms_nobody() -> None:
-    sharing = SharingOptions.parse(SHARING)
-    pipeline = SharedPipeline(EmulatedBatchRunner(_spec(), 24), sharing)
-    pipeline.maker.make_worth = Decided
-    small = EmulatedStage.parse({"ms": {1: 0}, "vocab_size": 60})
-    configure(pipeline, [EmulatedBatchRunner(small, 24)], drafting([4], ngram=3))
-    lost: list[str] = []
+    small = EmulatedBatchRunner(spec().replace(vocab_size=60), SLOTS)
+    collected = pipeline_of([small], drafting([4], ngram=3))
+    pipeline, lost = collected.pipeline, list[str]()
     pipeline.maker.failed = lambda key, name, error: lost.append(str(error))
-    collected = Collected(pipeline)
     strange, common = [1, 2, 63, 4], [1, 2, 3, 4]
     for number, prompt in enumerate((strange, common, strange * 2)):
         pipeline.begin(request(number, prompt, vocab=EMULATED_VOCAB))
@@ -314,7 +233,7 @@ def test_a_text_with_tokens_that_a_drafter_lacks_is_not_drafted_for_and_harms_no
 
 def test_a_request_that_tries_the_whole_window_is_read_first_and_the_others_copy_meanwhile() -> None:
     """With nothing drafted neurally, one request after another tries it, whatever its drafter has to read for that."""
-    collected = emulated_pipeline([1.0], drafting([4], ngram=3), worths=[0], prefill_rows_alone=16)
+    collected = emulated_pipeline([1.0], drafting([4], ngram=3), tried=[0], prefill_rows_alone=16)
     for number in range(6):
         text = prompt_of(number, 10) * 6
         collected.pipeline.begin(request(number, text, vocab=EMULATED_VOCAB, max_new_tokens=150))
@@ -333,10 +252,10 @@ def test_a_request_that_tries_the_whole_window_is_read_first_and_the_others_copy
 
 
 def test_what_an_ngram_has_drafted_teaches_nothing_of_the_neural_drafter() -> None:
-    collected = emulated_pipeline([1.0], drafting([4], ngram=3), worths=[0])
+    collected = emulated_pipeline([1.0], drafting([4], ngram=3), tried=[0])
     verdicts: list[int] = []
-    collected.pipeline.maker.worth.observe_verdict = lambda drafts, accepted: verdicts.append(drafts)  # type: ignore[method-assign]
-    collected.pipeline.maker.worth.trial_is_due = lambda: False  # type: ignore[method-assign]
+    collected.pipeline.maker.gate.observe_verdict = lambda drafts, accepted: verdicts.append(drafts)  # type: ignore[method-assign]
+    collected.pipeline.maker.gate.trial_is_due = lambda: False  # type: ignore[method-assign]
     for number in range(3):
         collected.pipeline.begin(request(number, prompt_of(number) * 5, vocab=EMULATED_VOCAB, max_new_tokens=60))
     drafts = 0
@@ -357,7 +276,7 @@ def similar() -> Callable[[float, torch.dtype], BatchRunner]:
             name: (tensor.float() + noise * torch.randn(tensor.shape, generator=draw)).to(dtype)
             for name, tensor in tiny_state(model).items()
         }
-        return batch_runner(model.config, state, dtype=dtype, threads=1, slots=24)
+        return batch_runner(model.config, state, dtype=dtype, threads=1, slots=SLOTS)
 
     return make
 

@@ -15,7 +15,7 @@ _TRY_EVERY = 16
 changed."""
 
 
-class WindowWorth:
+class WindowGate:
     """Learns how often the j-th draft is accepted where all before it were, and what drafting costs.
 
     One request may draft as the plan says: its rows cost little more than the weights that are read anyway. Of many,

@@ -5,34 +5,34 @@ from __future__ import annotations
 import pytest
 
 from autopipe.core.gating import StepCosts
-from autopipe.core.shared.worth import WindowWorth
+from autopipe.core.shared.window_gate import WindowGate
 
 FREE_ROWS = StepCosts({rows: 10e-3 for rows in (1, 2, 4, 8, 16, 32, 64)})
 """As where weights are read once for all rows and nothing else costs: a GPU with few requests."""
 DEAR_ROWS = StepCosts({rows: 10e-3 * rows for rows in (1, 2, 4, 8, 16, 32, 64)})
 
 
-def learned(accepted: int, drafts: int = 4, *, draft_s: float = 1e-3, num_requests: int = 8) -> WindowWorth:
+def learned(accepted: int, drafts: int = 4, *, draft_s: float = 1e-3, num_requests: int = 8) -> WindowGate:
     """After many verdicts alike."""
-    worth = WindowWorth()
+    gate = WindowGate()
     for _ in range(200):
-        worth.observe_verdict(drafts, accepted)
-        worth.observe_drafting(num_requests, drafts, draft_s * drafts)
-    return worth
+        gate.observe_verdict(drafts, accepted)
+        gate.observe_drafting(num_requests, drafts, draft_s * drafts)
+    return gate
 
 
-def window(worth: WindowWorth, costs: StepCosts, num_requests: int = 8, most: int = 4) -> int:
-    return worth.window(num_requests, most, num_requests, costs)
+def window(gate: WindowGate, costs: StepCosts, num_requests: int = 8, most: int = 4) -> int:
+    return gate.window(num_requests, most, num_requests, costs)
 
 
 def test_rates_are_those_of_drafts_that_were_reached() -> None:
-    worth = WindowWorth()
+    gate = WindowGate()
     for _ in range(500):
-        worth.observe_verdict(3, 3)
-        worth.observe_verdict(3, 1)
-    assert worth.rate(0) == pytest.approx(1.0, abs=0.05)
-    assert worth.rate(1) == pytest.approx(0.5, abs=0.05)
-    assert worth.rate(2) == pytest.approx(1.0, abs=0.05)
+        gate.observe_verdict(3, 3)
+        gate.observe_verdict(3, 1)
+    assert gate.rate(0) == pytest.approx(1.0, abs=0.05)
+    assert gate.rate(1) == pytest.approx(0.5, abs=0.05)
+    assert gate.rate(2) == pytest.approx(1.0, abs=0.05)
 
 
 def test_good_drafts_fill_the_window_where_rows_are_free() -> None:
@@ -47,7 +47,7 @@ def test_even_good_drafts_do_not_pay_where_every_row_costs_as_much_as_the_first(
     assert window(learned(4), DEAR_ROWS) == 0
 
 
-def test_a_drafter_as_slow_as_its_target_is_not_worth_it() -> None:
+def test_a_drafter_as_slow_as_its_target_is_not_gate_it() -> None:
     assert window(learned(4, draft_s=10e-3), FREE_ROWS) == 0
     assert window(learned(4, draft_s=1e-3), FREE_ROWS) == 4
 
@@ -61,9 +61,9 @@ def test_one_request_alone_drafts_as_the_plan_says() -> None:
 
 
 def test_a_trial_is_due_now_and_then_and_what_it_shows_is_taken_up() -> None:
-    worth = learned(0)
-    assert window(worth, FREE_ROWS) == 0
-    assert sum(worth.trial_is_due() for _ in range(160)) == 10
+    gate = learned(0)
+    assert window(gate, FREE_ROWS) == 0
+    assert sum(gate.trial_is_due() for _ in range(160)) == 10
     for _ in range(200):
-        worth.observe_verdict(4, 4)
-    assert window(worth, FREE_ROWS) == 4
+        gate.observe_verdict(4, 4)
+    assert window(gate, FREE_ROWS) == 4
