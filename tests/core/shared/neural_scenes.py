@@ -61,15 +61,20 @@ def configure(pipeline: SharedPipeline, runners: Sequence[BatchRunner], config: 
 
 
 def pipeline_of(
-    runners: Sequence[BatchRunner], config: DraftingConfig, *, tried: Sequence[int] = (), **options: Any
+    runners: Sequence[BatchRunner],
+    config: DraftingConfig,
+    *,
+    tried: Sequence[int] = (),
+    target: BatchRunner | None = None,
+    **options: Any,
 ) -> Collected:
-    """An emulated target behind these drafters.
+    """An emulated target, or another, behind these drafters.
 
     Args:
         tried: the windows of its steps, by turns; none: always the whole one.
     """
     sharing = SharingOptions.parse({**SHARING, **options})
-    pipeline = SharedPipeline(EmulatedBatchRunner(spec(), SLOTS), sharing)
+    pipeline = SharedPipeline(target or EmulatedBatchRunner(spec(), SLOTS), sharing)
     pipeline.maker.make_gate = lambda: Decided(tried)
     configure(pipeline, runners, config)
     return Collected(pipeline)

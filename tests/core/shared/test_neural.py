@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from autopipe.core import kernels
 from autopipe.core.backends.emulated_batch import EmulatedBatchRunner
 from autopipe.core.backends.fused_batch import BatchRunner, batch_runner
+from autopipe.core.errors import KVMemoryError
 from autopipe.core.plan import Warmup
 from autopipe.core.shared.neural import SharedDrafter
 from tests.core.shared.neural_scenes import (
@@ -249,6 +250,45 @@ def test_a_request_that_tries_the_whole_window_is_read_first_and_the_others_copy
                 copied += 1
     assert len(tried) >= 4
     assert copied > 5 * neural
+
+
+def test_after_every_step_a_drafter_has_read_what_was_decided_and_nothing_else() -> None:
+    runners = [EmulatedBatchRunner(spec(agreement), SLOTS) for agreement in (0.5, 0.7)]
+    collected = pipeline_of(runners, drafting([3, 4], ngram=3), tried=[4, 0, 2])
+    requests = [request(number, prompt_of(number), vocab=EMULATED_VOCAB, max_new_tokens=60) for number in range(3)]
+    for each in requests:
+        collected.pipeline.begin(each)
+    checked = 0
+    while collected.pipeline.has_work:
+        collected.step()
+        for runner in runners:
+            for _, held in runner._sequences.values():
+                beginnings = [each.tokens[: len(held)] for each in requests]
+                assert held in beginnings, "a draft that was rejected is still there"
+                checked += 1
+    assert checked > 100
+
+
+class RefusesSome(EmulatedBatchRunner):
+    """A target whose KV memory is short every third time, at first."""
+
+    calls = 0
+
+    def _run(self, segments: Any) -> torch.Tensor:
+        self.calls += 1
+        if self.calls % 3 == 0 and self.calls < 12:
+            raise KVMemoryError("full")
+        return super()._run(segments)
+
+
+def test_a_step_that_must_be_chosen_again_drafts_again() -> None:
+    collected = pipeline_of([EmulatedBatchRunner(spec(0.8), SLOTS)], drafting([4]), target=RefusesSome(spec(), SLOTS))
+    lost: list[str] = []
+    collected.pipeline.maker.failed = lambda key, name, error: lost.append(str(error))
+    for number in range(4):
+        collected.pipeline.begin(request(number, prompt_of(number), vocab=EMULATED_VOCAB))
+    assert collected.run() == {number: expected(number) for number in range(4)}
+    assert not lost
 
 
 def test_what_an_ngram_has_drafted_teaches_nothing_of_the_neural_drafter() -> None:
