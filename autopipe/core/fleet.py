@@ -15,6 +15,7 @@ from autopipe.core.channel import Doorbell
 from autopipe.core.errors import AutoPipeError, EngineClosedError
 from autopipe.core.isolation import mps_environment
 from autopipe.core.mailbox import Mailbox
+from autopipe.core.models.shared_base import layers_of_drafters
 from autopipe.core.plan import Plan
 from autopipe.core.processes import WorkerProcess, WorkerState, start_worker, stop_workers
 
@@ -106,6 +107,7 @@ class Fleet:
                         "exact": plan.exact,
                         "threads": stage.threads or default_threads(plan),
                         "cores": bound_cores(stage),
+                        "shared_layers": layers_of_drafters(plan.drafters, stage.model),
                     }
                 )
 

@@ -130,7 +130,9 @@ class StageServer:
             from autopipe.core.stage import Stage
             from autopipe.core.stage_calibration import expect, measure
 
-            backend = load_backend(plan, exact=message["exact"], threads=message["threads"])
+            backend = load_backend(
+                plan, exact=message["exact"], threads=message["threads"], shared_layers=message["shared_layers"]
+            )
             backend.name = message["name"]
             self._stage = Stage(backend, self._board, self._slot_index, self._bells, self._emit, self._make_ngram)
             self._backend = backend

@@ -64,6 +64,17 @@ def test_output_is_the_targets_own(
         assert drafter.forwards > 0
 
 
+@pytest.mark.skipif(not Path("/proc/self/maps").exists(), reason="Linux's list of mapped files")
+def test_the_layers_that_target_and_drafter_have_in_common_are_in_memory_once(pipe: AutoPipe) -> None:
+    def shared_layers(process: int) -> set[str]:
+        lines = Path(f"/proc/{process}/maps").read_text().splitlines()
+        return {line.split()[4] for line in lines if "/packed-layers/" in line}  # inodes
+
+    layers = {name: shared_layers(process) for name, process in pipe.engine.worker_ids.items()}
+    assert len(layers["drafter"]) == 3, "layers 0, 1 and 3, for both of its adapters"
+    assert layers["target"] == layers["drafter"]
+
+
 def test_adapters_change_between_requests_without_loading_anything(
     pipe: AutoPipe, target: str, adapters: list[str], expected: dict[float, list[int]]
 ) -> None:

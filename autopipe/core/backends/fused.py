@@ -7,7 +7,7 @@ call. On a CPU our own kernels compute it; where they are missing, torch with pa
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -36,6 +36,7 @@ class FusedBackend(StageBackend):
         name: how stats name the stage.
         graphs: on CUDA, replay graphs; false: operation by operation.
         weights: INT8 or INT4: quantise the matrices (CPU kernels only; dtype must be bf16). None: as dtype.
+        shared_layers: layers that drafters in other processes are made of (CPU kernels only); see `PackedDecoder`.
         exact: as in a plan; false allows faster shapes where exactness costs something (CUDA, torch fallback).
 
     Raises:
@@ -56,6 +57,7 @@ class FusedBackend(StageBackend):
         exact: bool = True,
         graphs: bool = True,
         weights: WeightFormat | None = None,
+        shared_layers: Collection[int] = (),
     ) -> None:
         reason = reason_unfit(config, max_length) or self.reason_unfit_dtype(dtype, device)
         if reason is not None:
@@ -67,7 +69,7 @@ class FusedBackend(StageBackend):
             raise ConfigError("max_length", max_length, f"1 to the model's {shape.max_positions}")
         check_threads(threads)
         max_length = max_length or shape.max_positions
-        runner = _make_runner(shape, state, dtype, device, threads, max_length, exact, graphs, weights)
+        runner = _make_runner(shape, state, dtype, device, threads, max_length, exact, graphs, weights, shared_layers)
         self._begin(runner, shape.vocab, max_length, name)
 
     def _begin(self, runner: Runner, vocab_size: int, max_length: int, name: str) -> None:
@@ -179,6 +181,7 @@ def _make_runner(
     exact: bool,
     graphs: bool,
     weights: WeightFormat | None,
+    shared_layers: Collection[int],
 ) -> Runner:
     if device.startswith("cuda"):
         from autopipe.core.backends.fused_cuda import CudaRunner
@@ -187,7 +190,7 @@ def _make_runner(
     if has_kernels():
         from autopipe.core.backends.fused_native import NativeRunner
 
-        return NativeRunner(shape, state, dtype, threads, weights=weights)
+        return NativeRunner(shape, state, dtype, threads, weights=weights, shared_layers=shared_layers)
     from autopipe.core.backends.fused_torch import TorchRunner
 
     _logger.warning("fused backend on padded torch shapes, slower than native kernels: %s", reason_missing())

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -198,6 +198,7 @@ def batch_runner(
     max_length: int | None = None,
     kv_bytes: int | None = None,
     weights: WeightFormat | None = None,
+    shared_layers: Collection[int] = (),
 ) -> BatchRunner:
     """A batch runner for a model of the Llama family: on native kernels, else a slower one in torch, one by one.
 
@@ -211,6 +212,7 @@ def batch_runner(
         max_length: longest sequence in tokens; None: the model's own limit.
         kv_bytes: most memory of all KV caches; None: no bound.
         weights: INT8 or INT4: quantise the matrices (native kernels only; dtype must be bf16). None: as dtype.
+        shared_layers: layers that drafters in other processes are made of (native kernels only); see `PackedDecoder`.
 
     Raises:
         UnsupportedModelError: the model is not of the family, the state does not match the config, or weights cannot
@@ -236,7 +238,9 @@ def batch_runner(
     if device == "cpu" and has_kernels():
         from autopipe.core.backends.fused_batch_native import NativeBatchRunner
 
-        return NativeBatchRunner(shape, state, dtype, threads, slots, longest, kv_bytes, weights=weights)
+        return NativeBatchRunner(
+            shape, state, dtype, threads, slots, longest, kv_bytes, weights=weights, shared_layers=shared_layers
+        )
     from autopipe.core.backends.fused_batch_torch import TorchBatchRunner
 
     reason = f"device {device}" if device != "cpu" else reason_missing()

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 import torch
 
 from autopipe.core.affinity import usable_cores
 from autopipe.core.backends.fused_batch import BatchRunner, Segment
 from autopipe.core.backends.fused_config import DecoderShape
-from autopipe.core.backends.fused_native import PackedDecoder
 from autopipe.core.backends.kv_pages import PagePool
+from autopipe.core.backends.packed_decoder import PackedDecoder
 from autopipe.core.errors import ConfigError, KVMemoryError
 from autopipe.core.kernels import native
 from autopipe.core.kernels.formats import WeightFormat
@@ -26,7 +26,7 @@ class NativeBatchRunner(BatchRunner):
     Args:
         kv_bytes: most memory of all KV caches; None: no bound.
         isa: instruction set; None: the best one.
-        weights: as of `PackedDecoder`.
+        weights, shared_layers: as of `PackedDecoder`.
 
     Raises:
         ConfigError: kv_bytes holds no sequence of max_length.
@@ -45,8 +45,9 @@ class NativeBatchRunner(BatchRunner):
         kv_bytes: int | None = None,
         isa: str | None = None,
         weights: WeightFormat | None = None,
+        shared_layers: Collection[int] = (),
     ) -> None:
-        packed = PackedDecoder(shape, state, dtype, isa, weights=weights)
+        packed = PackedDecoder(shape, state, dtype, isa, weights=weights, shared_layers=shared_layers)
         self._run_on(packed, threads, slots, shape.vocab, max_length, kv_bytes)
 
     def _run_on(
@@ -76,7 +77,10 @@ class NativeBatchRunner(BatchRunner):
 
     @property
     def description(self) -> str:
-        return f"native kernels, {self._weights.isa}, {self._threads} threads, rows of all sequences in one pass"
+        shared = self._weights.sharing_note
+        return (
+            f"native kernels, {self._weights.isa}, {self._threads} threads, rows of all sequences in one pass{shared}"
+        )
 
     def _start(self) -> None:
         self._team = native.Team(self._threads)

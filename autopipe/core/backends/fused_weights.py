@@ -32,6 +32,9 @@ class LayerTensors:
 class DecoderTensors:
     """Tensors of a state dict with transformers' names, converted to `dtype` one layer at a time.
 
+    Attributes:
+        prefix: of the names in front of `layers`.
+
     Raises:
         UnsupportedModelError: a tensor is missing, has another shape or is not of floating point (quantised);
             the message names it.
@@ -41,7 +44,7 @@ class DecoderTensors:
         self.shape = shape
         self._state = state
         self._dtype = dtype
-        self._prefix = "model." if "model.embed_tokens.weight" in state else ""
+        self.prefix = "model." if "model.embed_tokens.weight" in state else ""
 
     def _take(self, name: str, *sizes: int, dtype: torch.dtype | None = None) -> torch.Tensor:
         tensor = self._state.get(name)
@@ -54,7 +57,7 @@ class DecoderTensors:
         return tensor.detach().to(device="cpu", dtype=dtype or self._dtype)
 
     def layer(self, index: int) -> LayerTensors:
-        s, prefix = self.shape, f"{self._prefix}layers.{index}."
+        s, prefix = self.shape, f"{self.prefix}layers.{index}."
         attention, mlp = prefix + "self_attn.", prefix + "mlp."
         queries, keys = s.num_heads * s.head_dim, s.num_kv_heads * s.head_dim
         fp32 = torch.float32
@@ -80,10 +83,10 @@ class DecoderTensors:
         )
 
     def final_norm(self) -> torch.Tensor:
-        return self._take(self._prefix + "norm.weight", self.shape.hidden, dtype=torch.float32)
+        return self._take(self.prefix + "norm.weight", self.shape.hidden, dtype=torch.float32)
 
     def embedding(self) -> torch.Tensor:
-        return self._take(self._prefix + "embed_tokens.weight", self.shape.vocab, self.shape.hidden)
+        return self._take(self.prefix + "embed_tokens.weight", self.shape.vocab, self.shape.hidden)
 
     def head(self) -> torch.Tensor:
         """The output head; of a tied model, the embedding."""

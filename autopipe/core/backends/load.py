@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -85,7 +86,12 @@ def check_stage(stage: StagePlan, key: str = "model", *, progress: Progress | No
 
 
 def load_backend(
-    stage: StagePlan, *, exact: bool = True, threads: int | None = None, progress: Progress | None = None
+    stage: StagePlan,
+    *,
+    exact: bool = True,
+    threads: int | None = None,
+    shared_layers: Sequence[int] = (),
+    progress: Progress | None = None,
 ) -> StageBackend:
     """Load a neural (or emulated) stage. Its attribute `choice_reason` says why this backend was chosen.
 
@@ -93,6 +99,7 @@ def load_backend(
         stage: of the plan.
         exact: the plan's `exact`.
         threads: compute threads on the CPU; None: the backend's default.
+        shared_layers: layers of the model that drafters in other processes are made of.
         progress: told when something slow begins.
 
     Raises:
@@ -136,6 +143,7 @@ def load_backend(
             exact=exact,
             graphs=stage.cuda.graphs,
             weights=choice.weights,
+            shared_layers=() if stage.adapter is not None else shared_layers,
         )
         fused.choice_reason = choice.reason
         return fused

@@ -11,14 +11,16 @@ import torch
 from autopipe.core.backends.base import CostNotes
 from autopipe.core.backends.fused import FusedBackend, check_threads
 from autopipe.core.backends.fused_config import DecoderShape, reason_unfit, shape_of
-from autopipe.core.backends.fused_native import NativeRunner, PackedDecoder
+from autopipe.core.backends.fused_native import NativeRunner
 from autopipe.core.backends.fused_runner import Runner
+from autopipe.core.backends.packed_decoder import PackedDecoder
 from autopipe.core.errors import ConfigError, UnsupportedModelError
 from autopipe.core.kernels import has_kernels, reason_missing
-from autopipe.core.models.adapters import merge_lora
+from autopipe.core.models.adapters import split_lora
 from autopipe.core.models.shared_base import (
     DrafterInfo,
     check_drafter,
+    is_layer_matrix,
     read_head_ids,
     truncated_state,
 )
@@ -36,15 +38,16 @@ def reason_unfit_drafter(config: Any, device: str) -> str | None:
 class SharedBaseBackend(FusedBackend):
     """A stage of some of the target's layers, adapted, with an output head of the most frequent tokens.
 
-    Logits have the target's whole vocabulary; tokens that the head lacks have -inf. The input embedding is read where
-    the checkpoint is mapped, so its memory is shared with every process that maps it.
+    Logits have the target's whole vocabulary; tokens that the head lacks have -inf. The layers' matrices are the
+    target's own, in memory once for all processes (`packed_layers`), and LoRA is computed beside them; the input
+    embedding is read where the checkpoint is mapped. Its own are LoRA's matrices, the norms and the head.
 
     All drafters are loaded at the start; `select` changes to another without reading anything.
 
     Args:
         config: of the target.
         load: gives the target's weights by name, mapped from disk if possible. Called anew for every drafter and for
-            the embedding, so that pages which merging has touched are given back.
+            the embedding, so that pages which packing has touched are given back.
         adapters: drafters' folders, the one to begin with first; all with the same layers and size of head.
         dtype: torch.bfloat16 or torch.float32.
         threads: compute threads; None: all cores this process may use.
@@ -159,9 +162,16 @@ class Drafter:
             raise ConfigError("adapters", adapter, "drafters with as many layers and as large a head as the first")
         shape = shape_of(config)
         head_ids = read_head_ids(adapter, info)
-        adapted = merge_lora(truncated_state(state, info.layers, head_ids), adapter)
+        adapted, added = split_lora(truncated_state(state, info.layers, head_ids), adapter)
+        beside = {
+            name: low_rank for name, low_rank in added.items() if is_layer_matrix(name) and not low_rank.transposed
+        }
+        for name in added.keys() - beside.keys():
+            adapted[f"{name}.weight"] = added[name].added_to(adapted[f"{name}.weight"])
         truncated = dataclasses.replace(shape, num_layers=len(info.layers), vocab=info.head_size, tied=False)
-        return cls(info, head_ids, PackedDecoder(truncated, adapted, dtype, embedding=embedding))
+        layers = range(len(info.layers))
+        packed = PackedDecoder(truncated, adapted, dtype, embedding=embedding, shared_layers=layers, adapters=beside)
+        return cls(info, head_ids, packed)
 
 
 class _WholeVocabulary(Runner):
@@ -169,7 +179,7 @@ class _WholeVocabulary(Runner):
 
     def __init__(self, inner: Runner, head_ids: torch.Tensor, vocab_size: int) -> None:
         self._inner, self._head_ids, self._vocab_size = inner, head_ids.numpy(), vocab_size
-        self.exact = inner.exact
+        self.exact, self.shortfalls = inner.exact, inner.shortfalls
         self.weight_bytes, self.kv_bytes_per_token = inner.weight_bytes, inner.kv_bytes_per_token
         self._logits = torch.empty(0, vocab_size)
 

@@ -69,6 +69,8 @@ class Model {
         workspace_.qkv = take<float>(kMaxRows * sizes_.qkv_stride * word);
         workspace_.attended = take<void>(kMaxRows * sizes_.attended_stride * word);
         workspace_.gated = take<void>(kMaxRows * sizes_.intermediate_stride * word);
+        workspace_.reduced_stride = round_size(most_rank(description), 32);
+        if (workspace_.reduced_stride != 0) workspace_.reduced = take<void>(kMaxRows * workspace_.reduced_stride * word);
         if (model_.screen == nullptr) return;
         workspace_.tops = take<float>(static_cast<size_t>(kMaxRows) * blocks_of(model_.vocab) * word);
         workspace_.floors = take<float>(threads * kMaxRows * word);
@@ -77,6 +79,7 @@ class Model {
     ~Model() {
         for (void* memory : {static_cast<void*>(workspace_.residual), workspace_.normed, workspace_.normed_private,
                              static_cast<void*>(workspace_.qkv), workspace_.attended, workspace_.gated,
+                             workspace_.reduced,
                              static_cast<void*>(workspace_.scores), static_cast<void*>(workspace_.tops),
                              static_cast<void*>(workspace_.floors), static_cast<void*>(workspace_.best)})
             std::free(memory);
@@ -112,6 +115,16 @@ class Model {
    private:
     template <class T>
     static T* take(size_t bytes) { return static_cast<T*>(allocate_small(bytes)); }
+
+    static size_t most_rank(const ModelDescription& description) {
+        int32_t most = 0;
+        for (int l = 0; l < description.num_layers; ++l) {
+            const LayerWeights& w = description.layers[l];
+            for (const Adapter* a : {&w.qkv_adapter, &w.output_adapter, &w.gate_up_adapter, &w.down_adapter})
+                if (a->down != nullptr) most = std::max(most, a->rank);
+        }
+        return static_cast<size_t>(most);
+    }
 
     // Threads have shares of the vocabulary in ascending order, so of equal logits the lowest id is found first.
     void collect_best(int rows, Best* best) const {

@@ -13,7 +13,7 @@
 #define AUTOPIPE_API extern "C" __attribute__((visibility("default")))
 #endif
 
-#define AUTOPIPE_ABI_VERSION 5  // equal to ABI_VERSION in loader.py
+#define AUTOPIPE_ABI_VERSION 6  // equal to ABI_VERSION in loader.py
 
 // Numbers of the instruction sets, as in loader.py.
 enum AutopipeIsa { kIsaAvx512Bf16 = 1, kIsaAvx512 = 2, kIsaAvx2 = 3 };

@@ -21,11 +21,13 @@ class Forward {
             const Matrix<M> gate_up{static_cast<const W*>(w.gate_up), 2 * kLanes * blocks_of(m_.intermediate), hidden, 2};
             const Matrix<M> down{static_cast<const W*>(w.down), hidden, m_.intermediate, 1};
             const bool last = l + 1 == m_.num_layers;
-            const char* next = last ? start_of_head() : start(qkv_of(l + 1));
+            const char* next = last ? start_of_head() : start_of(m_.layers[l + 1].qkv_adapter, qkv_of(l + 1));
 
             const X* x = normalise(w.input_norm, rows_, every_row);
-            multiply(x, s_.hidden_stride, rows_, qkv, start(output), thread_, threads_,
-                     [&](int row, int block, int count, const float* sums) {
+            reduce(w.qkv_adapter, x, s_.hidden_stride, qkv);
+            multiply(x, s_.hidden_stride, rows_, qkv, start_of(w.output_adapter, output), thread_, threads_,
+                     [&](int row, int block, int count, float* sums) {
+                         adapt(w.qkv_adapter, row, block, count, sums);
                          float* out = ws_.qkv + row * s_.qkv_stride + block * kLanes;
                          for (int i = 0; i < count * kLanes; ++i) out[i] = sums[i];
                          if (w.qkv_bias != nullptr)
@@ -36,18 +38,21 @@ class Forward {
             team_.barrier();
             attend_rows(l);
             team_.barrier();
-            add_product(static_cast<const X*>(ws_.attended), s_.attended_stride, output, start(gate_up));
+            add_product(static_cast<const X*>(ws_.attended), s_.attended_stride, output, w.output_adapter,
+                        start_of(w.gate_up_adapter, gate_up));
             team_.barrier();
             x = normalise(w.mlp_norm, rows_, every_row);
-            multiply(x, s_.hidden_stride, rows_, gate_up, start(down), thread_, threads_,
-                     [&](int row, int block, int count, const float* sums) {
+            reduce(w.gate_up_adapter, x, s_.hidden_stride, gate_up);
+            multiply(x, s_.hidden_stride, rows_, gate_up, start_of(w.down_adapter, down), thread_, threads_,
+                     [&](int row, int block, int count, float* sums) {
+                         adapt(w.gate_up_adapter, row, block, count, sums);
                          X* out = static_cast<X*>(ws_.gated) + row * s_.intermediate_stride + block / 2 * kLanes;
                          for (int b = 0; b < count; b += 2)
                              store_as(out + b / 2 * kLanes,
                                       mul(silu(load(sums + b * kLanes)), load(sums + (b + 1) * kLanes)));
                      });
             team_.barrier();
-            add_product(static_cast<const X*>(ws_.gated), s_.intermediate_stride, down, next);
+            add_product(static_cast<const X*>(ws_.gated), s_.intermediate_stride, down, w.down_adapter, next);
             team_.barrier();
         }
         logits();
@@ -56,10 +61,21 @@ class Forward {
    private:
     template <class Mode>
     const char* start(const Matrix<Mode>& matrix) const { return matrix.start_of_share(thread_, threads_); }
+    // Where this thread begins to read for a product: in the adapter, if there is one.
+    const char* start_of(const Adapter& adapter, const Matrix<M>& matrix) const {
+        if constexpr (!M::kQuantised)
+            if (adapter.down != nullptr) return start(down_of(adapter, matrix));
+        return start(matrix);
+    }
+    Matrix<M> down_of(const Adapter& adapter, const Matrix<M>& matrix) const {
+        return {static_cast<const W*>(adapter.down), adapter.rank, matrix.inputs, 1};
+    }
     Matrix<M> qkv_of(int layer) const { return {static_cast<const W*>(m_.layers[layer].qkv), s_.qkv, m_.hidden, 1}; }
     Matrix<typename M::Head> head() const {
         return {static_cast<const typename M::Head::Weight*>(m_.head), m_.vocab, m_.hidden, 1};
     }
+
+    const char* start_of_layers() const { return start_of(m_.layers[0].qkv_adapter, qkv_of(0)); }
 
     const char* start_of_head() const {
 #if AUTOPIPE_SCREENS
@@ -100,9 +116,57 @@ class Forward {
         return out;
     }
 
-    void add_product(const X* x, int x_stride, const Matrix<M>& matrix, const char* next) {
+    // What an adapter makes of all rows before it is added to their products with `matrix`.
+    void reduce(const Adapter& adapter, const X* x, int x_stride, const Matrix<M>& matrix) {
+        if constexpr (!M::kQuantised) {
+            if (adapter.down == nullptr) return;
+            multiply(x, x_stride, rows_, down_of(adapter, matrix), start(matrix), thread_, threads_,
+                     [&](int row, int block, int count, float* sums) {
+                         X* out = static_cast<X*>(ws_.reduced) + row * ws_.reduced_stride + block * kLanes;
+                         for (int i = 0; i < count * kLanes; i += kLanes) store_as(out + i, load(sums + i));
+                     });
+            team_.barrier();
+        }
+    }
+
+    // Adds an adapter's part to the sums of `count` blocks of a row.
+    void adapt(const Adapter& adapter, int row, int block, int count, float* sums) const {
+        if constexpr (!M::kQuantised) {
+            if (adapter.down == nullptr) return;
+            const X* reduced = static_cast<const X*>(ws_.reduced) + row * ws_.reduced_stride;
+            int b = 0;
+            for (; b + 2 <= count; b += 2) add_up<2>(adapter, reduced, block + b, row == 0, sums + b * kLanes);
+            if (b < count) add_up<1>(adapter, reduced, block + b, row == 0, sums + b * kLanes);
+        }
+    }
+
+    // Two blocks at once hide the latency of their chains of multiply-adds; what a block gets does not depend on it. The
+    // first row fetches the next blocks meanwhile.
+    template <int N>
+    static void add_up(const Adapter& adapter, const X* reduced, int block, bool fetches, float* sums) {
+        constexpr int kStep = M::kInputs * kLanes;
+        const int steps = (adapter.width + M::kInputs - 1) / M::kInputs;
+        const W* up = static_cast<const W*>(adapter.up) + static_cast<size_t>(block) * steps * kStep;
+        const size_t ahead = fetches ? static_cast<size_t>(N) * steps * kStep : 0;
+        Vec acc[N];
+        const X* x[N];
+        for (int b = 0; b < N; ++b) acc[b] = load(sums + b * kLanes), x[b] = reduced + adapter.first[block + b];
+        for (int k = 0; k < steps; ++k) {
+#pragma GCC unroll 2
+            for (int b = 0; b < N; ++b) {
+                const W* w = up + static_cast<size_t>(b * steps + k) * kStep;
+                __builtin_prefetch(w + ahead, 0, 2);
+                acc[b] = M::accumulate(acc[b], M::load_weights(w), M::load_input(x[b] + k * M::kInputs));
+            }
+        }
+        for (int b = 0; b < N; ++b) store(sums + b * kLanes, acc[b]);
+    }
+
+    void add_product(const X* x, int x_stride, const Matrix<M>& matrix, const Adapter& adapter, const char* next) {
+        reduce(adapter, x, x_stride, matrix);
         multiply(x, x_stride, rows_, matrix, next, thread_, threads_,
-                 [&](int row, int block, int count, const float* sums) {
+                 [&](int row, int block, int count, float* sums) {
+                     adapt(adapter, row, block, count, sums);
                      float* out = ws_.residual + static_cast<size_t>(row) * s_.hidden_stride + block * kLanes;
                      for (int i = 0; i < count * kLanes; i += kLanes) store(out + i, add(load(out + i), load(sums + i)));
                  });
@@ -184,13 +248,13 @@ class Forward {
         if constexpr (!M::kQuantised) {
             if (job_.best_only) {
                 const Matrix<Int8> coarse{static_cast<const uint8_t*>(m_.screen), m_.vocab, m_.hidden, 1};
-                screened_best<M>(x, s_.hidden_stride, job_.num_logits, head(), coarse, m_.screen_norms, start(qkv_of(0)),
+                screened_best<M>(x, s_.hidden_stride, job_.num_logits, head(), coarse, m_.screen_norms, start_of_layers(),
                                  ws_.tops, ws_.floors, ws_.best + thread_ * kMaxRows, team_, thread_);
                 return;
             }
         }
 #endif
-        multiply(x, s_.hidden_stride, job_.num_logits, head(), start(qkv_of(0)), thread_, threads_,
+        multiply(x, s_.hidden_stride, job_.num_logits, head(), start_of_layers(), thread_, threads_,
                  [&](int row, int block, int count, const float* sums) {
                      float* out = job_.logits + static_cast<size_t>(row) * m_.vocab;
                      const int begin = block * kLanes;

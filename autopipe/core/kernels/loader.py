@@ -9,7 +9,7 @@ from functools import lru_cache
 from importlib.machinery import EXTENSION_SUFFIXES
 from pathlib import Path
 
-ABI_VERSION = 5
+ABI_VERSION = 6
 """Raised with every change of the C interface; a library built from older sources is not used."""
 
 DISABLE_VARIABLE = "AUTOPIPE_NO_KERNELS"

@@ -16,6 +16,17 @@ constexpr int kPrivateRows = 4;   // up to here each thread normalises all rows 
 constexpr int round_up(int value, int multiple) { return (value + multiple - 1) / multiple * multiple; }
 constexpr int blocks_of(int outputs) { return (outputs + kLanes - 1) / kLanes; }
 
+// What LoRA adds to a product: up (down x). Several matrices that are one here (q, k and v) have an adapter each: their
+// downs are one matrix, one after another, and each block of `up` reads only its own of the results. Without `down` there
+// is none; quantised weights have none.
+struct Adapter {
+    const void* down;         // packed [rank, inputs]
+    const void* up;           // packed [outputs, width]; blocks in the order of the matrix it belongs to
+    const int32_t* first;     // [blocks of up]: the first of the `width` results of `down` that a block reads
+    int32_t rank;
+    int32_t width;
+};
+
 // Matrices are packed in blocks of 16 outputs: bf16 [outputs/16][inputs/2][16][2], fp32 [outputs/16][inputs][16], zero
 // padded. Vectors are fp32, padded with zeros to a multiple of 32.
 struct LayerWeights {
@@ -28,6 +39,7 @@ struct LayerWeights {
     const float* q_norm;      // [head_dim] or null
     const float* k_norm;      // [head_dim] or null
     const float* qkv_bias;    // [outputs of qkv] or null
+    Adapter qkv_adapter, output_adapter, gate_up_adapter, down_adapter;
 };
 
 struct ModelDescription {
@@ -101,6 +113,8 @@ struct Workspace {
     float* qkv;              // [rows, qkv_stride]
     void* attended;          // [rows, attended_stride]
     void* gated;             // [rows, intermediate_stride]
+    void* reduced;           // [rows, reduced_stride]: what an adapter's `down` makes of the rows; null: no adapters
+    size_t reduced_stride;
     float* scores;           // [threads][kHeadTile][score_stride]
     size_t score_stride;
     float* tops;             // of screen.h: [kMaxRows][blocks of the head]

@@ -25,11 +25,19 @@ VECTOR_PADDING = 32
 """Norm weights and biases are padded with zeros to a multiple of this."""
 
 
+class _Adapter(Structure):
+    _fields_ = [
+        ("down", c_void_p), ("up", c_void_p), ("first", c_void_p), ("rank", c_int32), ("width", c_int32),
+    ]  # fmt: skip
+
+
 class _LayerWeights(Structure):
     _fields_ = [
         ("qkv", c_void_p), ("output", c_void_p), ("gate_up", c_void_p), ("down", c_void_p),
         ("input_norm", c_void_p), ("mlp_norm", c_void_p), ("q_norm", c_void_p), ("k_norm", c_void_p),
         ("qkv_bias", c_void_p),
+        ("qkv_adapter", _Adapter), ("output_adapter", _Adapter), ("gate_up_adapter", _Adapter),
+        ("down_adapter", _Adapter),
     ]  # fmt: skip
 
 
@@ -200,6 +208,17 @@ def isa_number(isa: str | None) -> int:
 
 
 @dataclass(frozen=True)
+class AdapterAddresses:
+    """Addresses of what LoRA adds to a product, and its sizes; down 0: nothing. See Adapter in model.h."""
+
+    down: int = 0
+    up: int = 0
+    first: int = 0
+    rank: int = 0
+    width: int = 0
+
+
+@dataclass(frozen=True)
 class LayerAddresses:
     """Addresses of one layer's packed weights; 0: absent. See LayerWeights in model.h."""
 
@@ -212,6 +231,10 @@ class LayerAddresses:
     q_norm: int
     k_norm: int
     qkv_bias: int
+    qkv_adapter: AdapterAddresses = AdapterAddresses()
+    output_adapter: AdapterAddresses = AdapterAddresses()
+    gate_up_adapter: AdapterAddresses = AdapterAddresses()
+    down_adapter: AdapterAddresses = AdapterAddresses()
 
 
 @dataclass(frozen=True)
@@ -266,7 +289,10 @@ class NativeModel:
         self._layers = (_LayerWeights * len(weights.layers))()
         for index, layer in enumerate(weights.layers):
             for field, value in vars(layer).items():
-                setattr(self._layers[index], field, value or None)
+                if isinstance(value, AdapterAddresses):
+                    setattr(self._layers[index], field, _Adapter(*vars(value).values()))
+                else:
+                    setattr(self._layers[index], field, value or None)
         self._description = _ModelDescription(
             isa_number(isa), shape.format, len(weights.layers), shape.hidden, shape.intermediate,
             shape.num_heads, shape.num_kv_heads, shape.head_dim, shape.vocab, shape.page_tokens,

@@ -1,4 +1,4 @@
-"""PEFT adapters, merged into the base weights for inference: no extra matmuls, no dropout, no mutated base."""
+"""PEFT adapters, read for inference: merged into the base weights or beside them; no dropout, no mutated base."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import json
 import math
 import re
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -50,11 +51,30 @@ def unmergeable_reason(config: dict[str, Any]) -> str | None:
     return None
 
 
-def merge_lora(state: Mapping[str, torch.Tensor], folder: str) -> dict[str, torch.Tensor]:
-    """A state dict with a LoRA adapter merged: W + scale * B A (arXiv 2106.09685, eq. 3), computed in fp32.
+@dataclass(frozen=True, slots=True)
+class LowRank:
+    """What LoRA adds to a module's weight: scale * up @ down (arXiv 2106.09685, eq. 3).
 
-    scale is alpha / r, or alpha / sqrt(r) with use_rslora (arXiv 2312.03732). Modules the adapter saved in full
-    replace those of the base.
+    Attributes:
+        down: lora_A [rank, inputs].
+        up: lora_B [outputs, rank].
+        scale: alpha / rank, or alpha / sqrt(rank) with use_rslora (arXiv 2312.03732).
+        transposed: the module keeps its weight as [inputs, outputs].
+    """
+
+    down: torch.Tensor
+    up: torch.Tensor
+    scale: float
+    transposed: bool
+
+    def added_to(self, weight: torch.Tensor) -> torch.Tensor:
+        """The merged weight, computed in fp32, in the weight's dtype."""
+        delta = self.up.float() @ self.down.float()
+        return (weight.float() + self.scale * (delta.T if self.transposed else delta)).to(weight.dtype)
+
+
+def split_lora(state: Mapping[str, torch.Tensor], folder: str) -> tuple[dict[str, torch.Tensor], dict[str, LowRank]]:
+    """The base with what a LoRA adapter saved in full in its place, and by module what LoRA adds to the rest.
 
     Args:
         state: base weights by name; left as it is.
@@ -71,26 +91,31 @@ def merge_lora(state: Mapping[str, torch.Tensor], folder: str) -> dict[str, torc
         raise UnsupportedModelError(f"adapter {folder}: {reason}")
     tensors = _read_tensors(folder)
     _check_shapes(folder, config, _shapes(tensors), _shapes(state))
-    merged = dict(state)
+    whole, added = dict(state), {}
     for name, tensor in tensors.items():
         if name.endswith(_DOWN):
             module = name.removeprefix(_PREFIX).removesuffix(_DOWN)
-            base = merged[f"{module}.weight"]
-            delta = tensors[name.replace(".lora_A.", ".lora_B.")].float() @ tensor.float()  # [outputs, inputs]
-            if config.get("fan_in_fan_out"):
-                delta = delta.T
-            merged[f"{module}.weight"] = (base.float() + _scale(config, module) * delta).to(base.dtype)
+            up = tensors[name.replace(".lora_A.", ".lora_B.")]
+            added[module] = LowRank(tensor, up, _scale(config, module), bool(config.get("fan_in_fan_out")))
         elif not name.endswith(_UP):
             base_name = name.removeprefix(_PREFIX)
-            merged[base_name] = tensor.to(merged[base_name].dtype)
+            whole[base_name] = tensor.to(whole[base_name].dtype)
+    return whole, added
+
+
+def merge_lora(state: Mapping[str, torch.Tensor], folder: str) -> dict[str, torch.Tensor]:
+    """A state dict with a LoRA adapter merged. Arguments and errors as of `split_lora`."""
+    merged, added = split_lora(state, folder)
+    for module, low_rank in added.items():
+        merged[f"{module}.weight"] = low_rank.added_to(merged[f"{module}.weight"])
     return merged
 
 
 def check_lora(folder: str, state: Mapping[str, torch.Tensor]) -> None:
-    """Check that `merge_lora` could merge an adapter into these weights, reading no more than its header.
+    """Check that `split_lora` could read an adapter of these weights, reading no more than its header.
 
     Raises:
-        ConfigError, UnsupportedModelError, ModelLoadError: as `merge_lora`.
+        ConfigError, UnsupportedModelError, ModelLoadError: as `split_lora`.
     """
     from safetensors import SafetensorError, safe_open
 

@@ -6,10 +6,11 @@ drafter.json says which layers of which model it sits on, drafter.safetensors wh
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import hashlib
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -19,6 +20,8 @@ from autopipe.core.errors import ConfigError, ModelLoadError
 if TYPE_CHECKING:
     import torch
 
+    from autopipe.core.plan import StagePlan
+
 FORMAT = "autopipe-drafter-1"
 INFO_FILE, IDS_FILE = "drafter.json", "drafter.safetensors"
 MODULES = {
@@ -26,6 +29,30 @@ MODULES = {
     "mlp": ("gate_proj", "up_proj", "down_proj"),
 }
 """The matrices of a layer, by the module they are in."""
+
+
+def is_layer_matrix(module: str) -> bool:
+    """Whether a module of this name (`model.layers.3.mlp.up_proj`) is one of a layer's matrices."""
+    head, _, name = module.rpartition(".")
+    layer, _, group = head.rpartition(".")
+    return name in MODULES.get(group, ()) and layer.rpartition(".")[0].endswith("layers")
+
+
+def layers_of_drafters(stages: Iterable[StagePlan], model: str) -> tuple[int, ...]:
+    """Layers of `model` that drafters among `stages` are made of: what its own process is to share with theirs.
+
+    Drafters that cannot be read have none here; loading them says what is wrong.
+    """
+    layers: set[int] = set()
+    for stage in stages:
+        if stage.model != model or stage.adapter is None:
+            continue
+        for adapter in (stage.adapter, *stage.adapters):
+            folder = adapter_folder(adapter)
+            if is_shared_base_drafter(folder):
+                with contextlib.suppress(ConfigError):
+                    layers.update(read_drafter_info(folder).layers)
+    return tuple(sorted(layers))
 
 
 _FINGERPRINT_ROWS = 16

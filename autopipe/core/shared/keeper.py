@@ -11,6 +11,7 @@ from autopipe.core.chain import default_threads, neural_names, stage_keys
 from autopipe.core.channel import ChannelClosedError, Message
 from autopipe.core.isolation import mps_environment
 from autopipe.core.mailbox import Mailbox
+from autopipe.core.models.shared_base import layers_of_drafters
 from autopipe.core.plan import Plan
 from autopipe.core.processes import WorkerProcess, WorkerState, start_worker, stop_workers
 from autopipe.core.shared.options import SharingOptions
@@ -81,6 +82,7 @@ class WorkerKeeper:
                     "stage": plan.target.model_dump(mode="json"),
                     "threads": threads_of(plan),
                     "options": self._options.model_dump(mode="json"),
+                    "shared_layers": layers_of_drafters(plan.drafters, plan.target.model),
                 }
             )
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -70,12 +71,17 @@ class LoadedModel(NamedTuple):
 
 
 def load_model(
-    stage: StagePlan, options: SharingOptions, threads: int | None, target: BatchRunner | None = None
+    stage: StagePlan,
+    options: SharingOptions,
+    threads: int | None,
+    target: BatchRunner | None = None,
+    shared_layers: Sequence[int] = (),
 ) -> LoadedModel:
     """Load a model for many sequences.
 
     Args:
         target: for a drafter, its target: it has room for texts as long, and for as many tokens.
+        shared_layers: layers of the model that drafters in other processes are made of.
 
     Raises:
         ConfigError, ModelLoadError: as `load_backend`; or kv_bytes holds no sequence of the context's length.
@@ -123,7 +129,8 @@ def load_model(
         memory = _drafter_memory(shape, dtype.itemsize, target)
     sizes["max_length"], sizes["kv_bytes"] = memory
     weights = {Dtype.INT8: WeightFormat.INT8, Dtype.INT4: WeightFormat.INT4}.get(stage.dtype)
-    runner = batch_runner(config, state, device=info.device, weights=weights, **sizes)
+    layers = () if stage.adapter is not None else shared_layers
+    runner = batch_runner(config, state, device=info.device, weights=weights, shared_layers=layers, **sizes)
     return LoadedModel(runner, f"{info.reason}; {runner.description}")
 
 

@@ -121,7 +121,7 @@ class SharedServer:
             unbound = None if cores is None else bind_cores(cores)  # before compute threads start, which inherit it
             for reason in (*([] if unbound is None else [unbound]), *isolate(stage, self._slot)):
                 self._channel.send({"type": "note", "text": reason})
-            loaded = load_model(stage, options, message["threads"])
+            loaded = load_model(stage, options, message["threads"], shared_layers=message["shared_layers"])
             pipeline = SharedPipeline(loaded.runner, options)
             load_s = time.monotonic() - started
             measure(loaded.runner, pipeline.costs, stage.emulated)

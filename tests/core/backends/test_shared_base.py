@@ -80,7 +80,7 @@ def test_a_token_that_the_head_lacks_is_never_drafted(chat: str) -> None:
 def test_in_bf16_it_is_close_to_fp32(chat: str) -> None:
     full, half = (_backend(chat, dtype=dtype).forward(IDS) for dtype in (torch.float32, torch.bfloat16))
     finite = full > -torch.inf
-    assert (full[finite] - half[finite]).abs().max() < 0.3
+    assert (full[finite] - half[finite]).std() < 0.05 * full[finite].std()
 
 
 def test_adapters_loaded_together_change_without_a_trace_of_each_other(chat: str, code: str) -> None:
@@ -95,7 +95,7 @@ def test_adapters_loaded_together_change_without_a_trace_of_each_other(chat: str
 def test_a_change_reads_nothing(chat: str, code: str, monkeypatch: pytest.MonkeyPatch) -> None:
     backend = _backend(chat, code)
     monkeypatch.setattr("builtins.open", lambda *_: pytest.fail("a file was opened"))
-    monkeypatch.setattr("autopipe.core.backends.shared_base.merge_lora", lambda *_: pytest.fail("merged again"))
+    monkeypatch.setattr("autopipe.core.backends.shared_base.split_lora", lambda *_: pytest.fail("loaded again"))
     backend.select(code)
 
 
@@ -219,8 +219,12 @@ def test_attaching_and_changing_drafters_never_changes_the_targets_logits_by_one
     assert all(torch.equal(STATE[name], tensor) for name, tensor in before.items())
 
 
-def test_the_input_embedding_is_not_copied(chat: str) -> None:
+def test_of_the_target_nothing_is_copied(chat: str, empty_cache: Path) -> None:
     backend = _backend(chat)
     assert backend._embedding.data_ptr() == STATE["model.embed_tokens.weight"].data_ptr()
-    layers = sum(t.numel() for name, t in STATE.items() if ".layers." in name) * 3 // 4 * 4
-    assert (backend.cost_notes().weight_bytes or 0) < 1.2 * (layers + 4 * 200 * 64)
+    weights = backend._loaded[chat].weights
+    matrices = sum(t.numel() for name, t in STATE.items() if ".layers." in name and t.ndim == 2) * 3 // 4
+    assert weights.shared_bytes == 4 * matrices
+    own = sum(t.numel() for t in load_file(Path(chat) / "adapter_model.safetensors").values())
+    assert weights.own_bytes < 4 * (4 * own + 2**14), "LoRA, padded to blocks of 16, norms and head"
+    assert (backend.cost_notes().weight_bytes or 0) == weights.own_bytes + weights.shared_bytes

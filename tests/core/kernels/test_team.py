@@ -56,7 +56,7 @@ def test_team_kept_awake_computes_the_same_and_sleeps_afterwards():
     with team.awake():
         for _ in range(50):
             assert torch.equal(matmul(x, packed, 64, team), expected)
-        assert _cpu_s_of_half_a_second() > 0.1
+        assert any(_cpu_s_of_half_a_second() > 0.1 for _ in range(20)), "they have slept ten seconds"
     assert _cpu_s_of_half_a_second() < 0.2
 
 

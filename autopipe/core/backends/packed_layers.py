@@ -1,0 +1,131 @@
+"""A layer's packed matrices in a file that every process maps: a target and its drafters then read the same memory.
+
+The file lies in AutoPipe's cache under the digest of the weights it was packed from, so whoever has these weights has
+this file, and nothing else is ever taken for them. Its own digest is checked when it is mapped.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import mmap
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from autopipe.core.backends.fused_config import DecoderShape
+from autopipe.core.backends.fused_weights import LayerTensors
+from autopipe.core.backends.packed_arena import ALIGNMENT_BYTES
+from autopipe.core.errors import ModelLoadError
+from autopipe.core.kernels.native import LANES
+from autopipe.core.kernels.packing import pack_matrix, pack_pair, packed_shape
+from autopipe.core.models.cache import cache_dir, make_once
+
+FOLDER = "packed-layers"
+_WEIGHTS, _DIGEST = "weights.bin", "sha256"
+_VERSION = 1
+"""Raised with every change of the kernels' layout."""
+
+
+@dataclass(frozen=True)
+class MappedLayer:
+    """Addresses of the matrices of a layer, as of `LayerAddresses`, in read-only memory that lives as long as this."""
+
+    qkv: int
+    output: int
+    gate_up: int
+    down: int
+    memory: npt.NDArray[np.uint8]
+
+    @property
+    def num_bytes(self) -> int:
+        return self.memory.nbytes
+
+
+def map_layer(shape: DecoderShape, dtype: torch.dtype, tensors: LayerTensors) -> MappedLayer:
+    """Map a layer's file; it is written first where it is missing or damaged.
+
+    Args:
+        tensors: of the layer, in `dtype`, bf16 or fp32.
+
+    Raises:
+        ModelLoadError: the cache cannot be written or read.
+    """
+    entry = cache_dir() / FOLDER / _digest_of(tensors)
+    sizes = _sizes(shape, dtype)
+    offsets = [sum(sizes[:index]) for index in range(len(sizes))]
+
+    def build(folder: Path) -> None:
+        packed = torch.zeros(sum(sizes), dtype=torch.uint8)
+        rooms = (packed[at : at + size] for at, size in zip(offsets, sizes, strict=True))
+        _pack(shape, dtype, tensors, *rooms)
+        (folder / _WEIGHTS).write_bytes(packed.numpy().data)
+        (folder / _DIGEST).write_text(hashlib.sha256(packed.numpy().data).hexdigest())
+
+    memory = _open(make_once(entry, build), sum(sizes))
+    if memory is None:
+        shutil.rmtree(entry, ignore_errors=True)
+        memory = _open(make_once(entry, build), sum(sizes))
+    if memory is None:
+        raise ModelLoadError(f"{entry} does not keep what is written to it; set AUTOPIPE_CACHE")
+    qkv, output, gate_up, down = (int(memory.ctypes.data) + offset for offset in offsets)
+    return MappedLayer(qkv, output, gate_up, down, memory)
+
+
+def _open(entry: Path, num_bytes: int) -> npt.NDArray[np.uint8] | None:
+    """The mapped file; None if it is not what was written."""
+    try:
+        with (entry / _WEIGHTS).open("rb") as file:
+            mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+        expected = (entry / _DIGEST).read_text()
+    except (OSError, ValueError):
+        return None
+    memory = np.frombuffer(mapped, dtype=np.uint8)
+    return memory if memory.nbytes == num_bytes and hashlib.sha256(mapped).hexdigest() == expected else None
+
+
+def _digest_of(tensors: LayerTensors) -> str:
+    matrices = (tensors.q, tensors.k, tensors.v, tensors.output, tensors.gate, tensors.up, tensors.down)
+    digest = hashlib.sha256(f"{_VERSION} {[(m.dtype, tuple(m.shape)) for m in matrices]}".encode())
+    for matrix in matrices:
+        digest.update(matrix.contiguous().view(torch.uint8).numpy().data)
+    return digest.hexdigest()[:32]
+
+
+def _sizes(shape: DecoderShape, dtype: torch.dtype) -> list[int]:
+    """Bytes of qkv, output, gate_up and down, rounded up to the alignment."""
+    attended = shape.num_heads * shape.head_dim
+    intermediate = shape.intermediate + -shape.intermediate % LANES
+    sizes = (
+        (attended + 2 * shape.num_kv_heads * shape.head_dim, shape.hidden),
+        (shape.hidden, attended),
+        (2 * intermediate, shape.hidden),
+        (shape.hidden, shape.intermediate),
+    )
+    exact = [torch.Size(packed_shape(*size, dtype)).numel() * dtype.itemsize for size in sizes]
+    return [size + -size % ALIGNMENT_BYTES for size in exact]
+
+
+def _pack(
+    shape: DecoderShape,
+    dtype: torch.dtype,
+    tensors: LayerTensors,
+    qkv: torch.Tensor,
+    output: torch.Tensor,
+    gate_up: torch.Tensor,
+    down: torch.Tensor,
+) -> None:
+    """Pack the matrices into bytes."""
+
+    def numbers(room: torch.Tensor, outputs: int, inputs: int) -> torch.Tensor:
+        return room.view(dtype)[: torch.Size(packed_shape(outputs, inputs, dtype)).numel()]
+
+    rows = torch.cat((tensors.q, tensors.k, tensors.v))
+    pack_matrix(rows, numbers(qkv, *rows.shape))
+    pack_matrix(tensors.output, numbers(output, *tensors.output.shape))
+    intermediate = shape.intermediate + -shape.intermediate % LANES
+    pack_pair(tensors.gate, tensors.up, numbers(gate_up, 2 * intermediate, shape.hidden))
+    pack_matrix(tensors.down, numbers(down, *tensors.down.shape))
