@@ -77,13 +77,13 @@ def memory(target: dict[str, Any], drafter: dict[str, Any], max_new_tokens: int)
 
 
 def step_ms(backend: StageBackend) -> float:
-    """Median time of a forward of one token in the middle of a text of some 100 tokens, ms."""
+    """Median time of a step of greedy decoding in the middle of a text of some 100 tokens, ms."""
     backend.reset()
     backend.prefill(list(range(100, 160)))
     times = []
     for step in range(STEPS):
         begin = time.perf_counter()
-        backend.forward([500 + step])
+        backend.best([500 + step])
         times.append(time.perf_counter() - begin)
     return 1e3 * statistics.median(times[10:])
 
@@ -91,6 +91,8 @@ def step_ms(backend: StageBackend) -> float:
 def steps(target: StagePlan, drafter: StagePlan) -> dict[str, float]:
     """Step times of both, taken in turns, and their ratio."""
     backends = [load_backend(target), load_backend(drafter)]
+    for backend in backends:
+        backend.prepare_best()
     times = [[step_ms(backend) for backend in backends] for _ in range(5)]
     whole, draft = (statistics.median(column) for column in zip(*times, strict=True))
     return {"target_ms": whole, "drafter_ms": draft, "ratio": draft / whole}

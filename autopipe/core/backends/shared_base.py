@@ -77,6 +77,7 @@ class SharedBaseBackend(FusedBackend):
         self._config, self._load_state, self._dtype = config, load, dtype
         self._embedding = input_embedding(load(), shape, dtype)
         self._loaded: dict[str, Drafter] = {}
+        self._screens = False
         self.adapter = adapters[0]
         for adapter in dict.fromkeys(adapters):
             self._loaded[adapter] = self._load(adapter)
@@ -98,6 +99,14 @@ class SharedBaseBackend(FusedBackend):
         """
         if adapter not in self._loaded:
             self._loaded[adapter] = self._load(adapter)
+            if self._screens:
+                self._loaded[adapter].weights.add_screen()
+
+    def prepare_best(self) -> None:
+        self._native.prepare_best()
+        self._screens = True
+        for drafter in self._loaded.values():
+            drafter.weights.add_screen()
 
     def select(self, adapter: str) -> None:
         """Draft with another drafter from now on; the cache is emptied, for it was the other's.

@@ -65,5 +65,7 @@ class SharedBaseBatchRunner(NativeBatchRunner):
         return whole
 
     def _run_best(self, segments: Sequence[Segment]) -> list[int]:
-        rows = best_ids(super()._run(segments))  # of the head, whose ids ascend
+        # Rows of the head, whose ids ascend. Without a screen the runner below would look for ids in `_run`'s own.
+        has_screen = self._weights.has_screen
+        rows = super()._run_best(segments) if has_screen else best_ids(super()._run(segments))
         return [int(self._head_ids[row]) if row >= 0 else -1 for row in rows]

@@ -16,6 +16,8 @@ from autopipe.core.backends.conformance import CHECKS, Subject
 from autopipe.core.backends.fused import FusedBackend
 from autopipe.core.backends.shared_base import SharedBaseBackend
 from autopipe.core.errors import AutoPipeError, ConfigError, ModelLoadError
+from autopipe.core.kernels.formats import WeightFormat
+from autopipe.core.kernels.native import can_screen
 from autopipe.core.models.shared_base import check_drafter, read_drafter_info, read_head_ids, truncated_base
 from tests.drafts.distilling import tiny_drafter
 from tests.tiny import VOCAB_SIZE, tiny_model, tiny_state
@@ -90,6 +92,21 @@ def test_adapters_loaded_together_change_without_a_trace_of_each_other(chat: str
             backend.select(folder)
             assert backend.length == 0
             assert torch.equal(backend.forward(IDS), _backend(folder).forward(IDS))
+
+
+def test_best_finds_the_same_with_a_screen_whichever_drafter_is_in_use(chat: str, code: str) -> None:
+    plain, prepared = _backend(chat, code), _backend(chat)
+    prepared.prepare_best()
+    prepared.add(code)
+    for folder in (chat, code, chat):
+        for backend in (plain, prepared):
+            backend.select(folder)
+            backend.reset()
+        assert prepared._native._weights.has_screen == can_screen(None, WeightFormat.FP32)
+        found = prepared.best(IDS)
+        assert found == plain.best(IDS)
+        plain.reset()
+        assert found == plain.forward(IDS).argmax(-1).tolist()
 
 
 def test_a_change_reads_nothing(chat: str, code: str, monkeypatch: pytest.MonkeyPatch) -> None:

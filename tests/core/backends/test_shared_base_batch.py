@@ -34,7 +34,10 @@ def test_each_sequence_has_the_logits_it_has_alone(folder: str, dtype: torch.dty
         assert torch.equal(together[row : row + len(ids)], alone.forward(ids))
         row += len(ids)
     assert torch.isinf(together).any(), "the head has every token: this test says less"
-    for slot in range(len(TEXTS)):
-        runner.reset(slot)
-    best = runner.best([(slot, ids, len(ids)) for slot, ids in enumerate(TEXTS)])
-    assert best == together.argmax(-1).tolist()
+    for prepare in (False, True):
+        if prepare:
+            runner.prepare_best()
+        for slot in range(len(TEXTS)):
+            runner.reset(slot)
+        best = runner.best([(slot, ids, len(ids)) for slot, ids in enumerate(TEXTS)])
+        assert best == together.argmax(-1).tolist()
