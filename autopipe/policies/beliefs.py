@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
@@ -161,13 +162,13 @@ class Beliefs:
             seconds = float(measured[slot])
             if seconds > 0 and not (slot < len(self._machine.is_ngram) and self._machine.is_ngram[slot]):
                 rows = 1.0 if producer is None else 1 + self._drafts_per_step(info, action, producer)
-                expected = float(self._machine.rows_s(slot, rows))
+                expected = self._machine.rows_s(slot, rows)
                 if busy:  # somewhere between alone and hindered all the time
                     expected *= 1 + 0.5 * (self._machine.contention - 1)
-                if np.isfinite(expected) and expected > 0:
-                    ratio = float(np.clip(seconds / expected, 0.05, 50.0))
-                    old = self.slow_down[slot]
-                    keep = 0.0 if abs(np.log(ratio / old)) > 0.25 else _SPEED_KEEP
+                if math.isfinite(expected) and expected > 0:
+                    ratio = min(max(seconds / expected, 0.05), 50.0)
+                    old = float(self.slow_down[slot])
+                    keep = 0.0 if abs(math.log(ratio / old)) > 0.25 else _SPEED_KEEP
                     if slot < self._codec.num_slots:
                         longer = min(2 * self._idle_half_life[slot], _LONGEST_HALF_LIFE)
                         if ratio <= _SLOW:

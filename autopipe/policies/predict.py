@@ -65,9 +65,11 @@ class Machine:
         is_ngram[: len(drafters)] = [drafter.ngram for drafter in drafters]
         return cls(step_s, is_ngram, profile.contention, profile.wrong_equal, profile.persistence, load_s, switch_s)
 
-    def rows_s(self, slot: int, rows: Floats | float) -> Floats:
+    def rows_s(self, slot: int, rows: float) -> float:
         """Seconds of a step with a fractional number of rows."""
-        return _at(self.step_s[slot], np.asarray(rows, dtype=np.float64))
+        rows = min(rows, _MAX_ROWS - 1.001)
+        below, above = self.step_s[slot, int(rows) : int(rows) + 2].tolist()
+        return float(below + (rows - int(rows)) * (above - below))
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,28 +172,27 @@ class Predictor:
         at = self._locked[stage]
         if len(at):
             drafts = window[at]
-            first, more = _run_start(agrees[at], drafts, self.machine.persistence)
-            token_s[at] = (drafts * token_s[at] + _at(table, drafts + 1)) / (1 + _expected(first, more, drafts))
+            run = _Run.of(agrees[at], drafts, self.machine.persistence)
+            token_s[at] = (drafts * token_s[at] + _at(table, drafts + 1)) / (1 + run.expected(run.later(drafts)))
         at = self._streamed[stage]
         if len(at):
-            first, more = _run_start(agrees[at], window[at], self.machine.persistence)
-            token_s[at] = _streamed_s(table, token_s[at], first, more, window[at], self._fewest[at], clash)
+            run = _Run.of(agrees[at], window[at], self.machine.persistence)
+            token_s[at] = _streamed_s(table, token_s[at], run, window[at], self._fewest[at], clash)
 
 
 def _gated_s(table: Floats, agrees: Floats, window: Floats, persistence: float) -> Floats:
     """Fed by an n-gram drafter, which takes no time and offers as many drafts as pay, up to the window."""
     share, most = agrees[None, :], window[None, :]
     counts = np.arange(1, int(most.max()) + 1)[:, None]  # [drafts, 1]
-    first, more = _run_start(share, counts.astype(np.float64), persistence)
-    seconds = table[counts + 1] / (1 + _expected(first, more, counts.astype(np.float64)))
+    drafts = counts.astype(np.float64)
+    run = _Run.of(share, drafts, persistence)
+    seconds = table[counts + 1] / (1 + run.expected(run.later(drafts)))
     seconds = np.where(counts <= most, seconds, np.inf)
     best: Floats = np.minimum(seconds.min(axis=0), table[1])
     return best
 
 
-def _streamed_s(
-    table: Floats, feed_s: Floats, first: Floats, more: Floats, window: Floats, fewest: Floats, clash: float
-) -> Floats:
+def _streamed_s(table: Floats, feed_s: Floats, run: _Run, window: Floats, fewest: Floats, clash: float) -> Floats:
     """Seconds per token of a stage that verifies while its producer goes on (async)."""
     fewest = np.minimum(np.maximum(fewest, 1), window).astype(np.float64)
     feed_s = np.maximum(feed_s, 1e-9)
@@ -212,10 +213,11 @@ def _streamed_s(
         stream = np.maximum(0.5 * (stream + ready), fewest)
     made, verify_s = beside(stream)
     stream_s = np.maximum(fewest - np.maximum(made - 1, 0), 0) * feed_s + verify_s
-    stays_fresh = first * more**fewest  # all accepted, and the bonus token as drafted: the stream goes on
-    stays = first * more**stream
+    later_fresh, later_stream = run.later(fewest), run.later(stream)
+    stays_fresh = run.first * later_fresh  # all accepted, and the bonus token as drafted: the stream goes on
+    stays = run.first * later_stream
     streaming = stays_fresh / np.maximum(1 - stays + stays_fresh, 1e-9)
-    tokens = 1 + (1 - streaming) * _expected(first, more, fewest) + streaming * _expected(first, more, stream)
+    tokens = 1 + (1 - streaming) * run.expected(later_fresh) + streaming * run.expected(later_stream)
     seconds: Floats = ((1 - streaming) * fresh_s + streaming * stream_s) / tokens
     return seconds
 
@@ -234,27 +236,46 @@ def _at(table: Floats, rows: Floats) -> Floats:
     return value
 
 
-def _run_start(agrees: Floats, drafts: Floats, persistence: float) -> tuple[Floats, Floats]:
-    """Chance that the first draft is right, and any later one given that those before it are.
+@dataclass(slots=True)
+class _Run:
+    """Drafts in a row.
 
     With persistence, the position after a wrong one is wrong more often than others, and the one after a right one
     right more often.
+
+    Attributes:
+        first: chance that the first draft is right.
+        log_more: logarithm of the chance that any later one is, given that those before it are: its powers are wanted
+            several times, and a power takes ten times as long as an exponential.
+        gap: 1 less that chance.
     """
-    more = persistence + (1 - persistence) * agrees
-    if persistence == 0:
-        return agrees, more
-    after_wrong = (1 - persistence) * agrees
-    after_right = persistence * more + after_wrong
-    rest = more ** (drafts - 1)  # all after the first are right
-    first = after_wrong
-    for _ in range(2):
-        full = first * rest
-        first = (1 - full) * after_wrong + full * after_right
-    return first, more
 
+    first: Floats
+    log_more: Floats
+    gap: Floats
 
-def _expected(first: Floats, more: Floats, drafts: Floats) -> Floats:
-    """Expected number of right drafts before the first wrong one: first (1 - more^n) / (1 - more)."""
-    gap = np.maximum(1 - more, 1e-6)
-    value: Floats = first * (1 - more**drafts) / gap
-    return value
+    @classmethod
+    def of(cls, agrees: Floats, drafts: Floats, persistence: float) -> _Run:
+        """Of so many drafts, each of which is right in the share `agrees` of positions."""
+        more = persistence + (1 - persistence) * agrees
+        run = cls(agrees, np.log(np.maximum(more, 1e-12)), np.maximum(1 - more, 1e-6))
+        if persistence == 0:
+            return run
+        after_wrong = (1 - persistence) * agrees
+        after_right = persistence * more + after_wrong
+        rest = run.later(drafts - 1)  # all after the first are right
+        run.first = after_wrong
+        for _ in range(2):
+            full = run.first * rest
+            run.first = (1 - full) * after_wrong + full * after_right
+        return run
+
+    def later(self, drafts: Floats) -> Floats:
+        """Chance that so many drafts in a row are right, given that the one before them is."""
+        chance: Floats = np.exp(self.log_more * drafts)
+        return chance
+
+    def expected(self, later: Floats) -> Floats:
+        """Expected number of right drafts before the first wrong one, first (1 - more^n) / (1 - more), from more^n."""
+        value: Floats = self.first * (1 - later) / self.gap
+        return value
