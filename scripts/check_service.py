@@ -4,8 +4,9 @@
     python scripts/check_service.py                             every part with its defaults
     python scripts/check_service.py --part concurrency
     python scripts/check_service.py --part soak --minutes 15
+    python scripts/check_service.py --part kill --plan neural.yaml
 
-Each part starts servers of its own on the default model (`--target`), and prints one JSON object a line.
+Each part starts servers of its own on the default chain (`--target`, `--plan`), and prints one JSON object a line.
 """
 
 from __future__ import annotations
@@ -47,6 +48,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--part", action="append", choices=parts, help="repeat; default: all of them")
     parser.add_argument("--target", default=None, help="model to serve; default: as `autopipe serve`")
+    parser.add_argument("--plan", default=None, help="plan to serve instead, as `autopipe serve --plan`")
     parser.add_argument("--tokens", type=int, default=64, help="output tokens of a request")
     parser.add_argument("--requests", type=int, default=16, help="requests of a measurement")
     parser.add_argument("--policy", default="bandit", help="policy of the alternating load")
@@ -63,7 +65,10 @@ def say(part: str, **figures: Any) -> None:
     print(json.dumps({"part": part, **rounded}), flush=True)
 
 
-def target(options: argparse.Namespace) -> list[str]:
+def served(options: argparse.Namespace) -> list[str]:
+    """Arguments of `autopipe serve` that say which chain to serve."""
+    if options.plan is not None:
+        return ["--plan", options.plan]
     return [] if options.target is None else ["--target", options.target]
 
 
@@ -98,7 +103,7 @@ def concurrency(options: argparse.Namespace) -> None:
     texts: dict[str, list[str]] = {}
     speeds: dict[str, float] = {}
     for name, extra in (("shared", []), ("turns", ["--no-sharing"])):
-        with server(*target(options), *extra) as serving:
+        with server(*served(options), *extra) as serving:
             work = requests(("chat",), options.requests, options.tokens, alias(serving.port))
             asyncio.run(clients(serving.port, 1, work[:1]))
             for num_clients in (1, 8):
@@ -125,7 +130,7 @@ def concurrency(options: argparse.Namespace) -> None:
 
 def disconnect(options: argparse.Namespace) -> None:
     """200 clients that leave after half a second, then a normal request."""
-    with server(*target(options)) as serving:
+    with server(*served(options)) as serving:
         model = alias(serving.port)
         work = requests(("chat",), 200, 400, model)
         asyncio.run(clients(serving.port, 1, requests(("chat",), 1, 8, model)))
@@ -168,7 +173,7 @@ def kill(options: argparse.Namespace) -> None:
         plan = Path(folder) / "chain.yaml"
         plan.write_text(yaml.safe_dump({"mode": "async", "chain": [*drafters, big]}), encoding="utf-8")
         kill_each("three emulated stages, in turns", ["--plan", str(plan)], TEXT, 60, 4)
-    kill_each("default model, shared", target(options), CHAT, options.tokens, 8)
+    kill_each(options.plan or options.target or "default model", served(options), CHAT, options.tokens, 8)
 
 
 def kill_each(name: str, arguments: list[str], path: str, tokens: int, num_requests: int) -> None:
@@ -213,7 +218,7 @@ def alternate(options: argparse.Namespace) -> None:
     for window in (3, 7, 15):
         plans[f"ngram({window})"] = {"mode": "lockstep", "drafters": [{"stage": "ngram", "window": window}]}
     plans[options.policy] = None
-    with server(*target(options), "--policy", options.policy) as serving:
+    with server(*served(options), "--policy", options.policy) as serving:
         model = alias(serving.port)
         per_block = max(1, options.requests // len(blocks))
         work = [
@@ -240,7 +245,7 @@ def alternate(options: argparse.Namespace) -> None:
 
 def schema(options: argparse.Namespace) -> None:
     """Schemathesis over the OpenAPI schema, valid and invalid cases."""
-    with server(*target(options), "--max-new-tokens", "4", "--max-prompt-tokens", "256") as serving:
+    with server(*served(options), "--max-new-tokens", "4", "--max-prompt-tokens", "256") as serving:
         command = [sys.executable, "-m", "schemathesis.cli", "run", serving.url + "/openapi.json", "--mode", "all"]
         command += ["--checks", "not_a_server_error", "--exclude-path", "/v1/autopipe/events"]
         command += ["--max-examples", "1000000", "--max-time", str(int(options.seconds)), "--no-color"]
@@ -253,7 +258,7 @@ def schema(options: argparse.Namespace) -> None:
 
 def soak(options: argparse.Namespace) -> None:
     """Mixed load for minutes: memory, descriptors and shared memory after a warm-up and at the end."""
-    with server(*target(options)) as serving:
+    with server(*served(options)) as serving:
         model = alias(serving.port)
         work = requests(("chat", "summarize", "humaneval"), 48, 32, model)
         asyncio.run(clients(serving.port, 8, work))

@@ -23,6 +23,7 @@ from typing import Any
 from autopipe import AutoPipe, Plan
 from autopipe.core.backends.base import StageBackend
 from autopipe.core.backends.load import load_backend
+from autopipe.core.models.shared_base import layers_of_drafters
 from autopipe.core.plan import StagePlan
 
 PROMPT = "Explain to a child why the sky is blue."
@@ -90,7 +91,8 @@ def step_ms(backend: StageBackend) -> float:
 
 def steps(target: StagePlan, drafter: StagePlan) -> dict[str, float]:
     """Step times of both, taken in turns, and their ratio."""
-    backends = [load_backend(target), load_backend(drafter)]
+    shared = layers_of_drafters([drafter], target)
+    backends = [load_backend(target, shared_layers=shared), load_backend(drafter)]
     for backend in backends:
         backend.prepare_best()
     times = [[step_ms(backend) for backend in backends] for _ in range(5)]

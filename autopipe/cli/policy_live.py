@@ -1,8 +1,9 @@
 """`autopipe policy eval --live`: policies against every static plan on the real engine, over a stream that alternates.
 
 Static plans are of two sorts: with the n-gram drafter's gate, which decides at every verification how many drafts
-pay, and with fixed windows, always filled. Beside the arms stands what a policy could have gained by always having the
-plan in force that was best for the kind of text, chosen with hindsight: if that is nothing, no policy can win.
+pay, and with fixed windows, always filled. Beside the arms stands what a policy could have gained by always having
+that one of these plans in force which was best for the kind of text, chosen with hindsight, noise and all: if that is
+nothing, choosing by kind cannot win.
 
 Every arm generates the same requests (code, chat, summaries, in turn) on the same loaded models, one arm after the
 other, round after round, starting with another arm each time; a slow minute of the machine hits all of them. A policy
@@ -238,7 +239,8 @@ def _show(arms: Sequence[LiveArm], json_output: bool) -> None:
         same = "yes" if arm.same else "NO"
         table.add_row(arm.name, f"{arm.mean_ms:.2f}", *kinds, f"{plain / arm.mean_ms:.3f}", str(arm.changes), same)
     console().print(table)
+    gain = static_ms / hindsight_ms - 1 if hindsight_ms > 0 else 0.0
     console().print(
         f"The best static plan takes {static_ms:.2f} ms a token, the best one for each kind, chosen with hindsight, "
-        f"{hindsight_ms:.2f}: a policy could gain {static_ms / hindsight_ms - 1:.1%} by choosing by kind."
+        f"{hindsight_ms:.2f}: a policy could gain {gain:.1%} by choosing among these plans by kind."
     )

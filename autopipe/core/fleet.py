@@ -16,7 +16,7 @@ from autopipe.core.errors import AutoPipeError, EngineClosedError
 from autopipe.core.isolation import mps_environment
 from autopipe.core.mailbox import Mailbox
 from autopipe.core.models.shared_base import layers_of_drafters
-from autopipe.core.plan import Plan
+from autopipe.core.plan import Plan, StagePlan
 from autopipe.core.processes import WorkerProcess, WorkerState, start_worker, stop_workers
 
 MAX_RESTARTS = 3
@@ -40,6 +40,7 @@ class Fleet:
         self._by_descriptor: dict[int, WorkerProcess] = {}
         self._leaving_slots: set[int] = set()
         self._restarts: dict[str, int] = {}
+        self._stages: dict[str, StagePlan] = {}  # of the workers
         self._poller = select.poll()
         self._poller.register(mailbox.bell.read_descriptor, select.POLLIN)
 
@@ -88,7 +89,7 @@ class Fleet:
                 warm=not stage.is_emulated,
                 extra_environment=mps_environment(stage.cuda.mps_percent),
             )
-            self.workers[key] = started
+            self.workers[key], self._stages[key] = started, stage
             self._by_descriptor[started.channel.fileno()] = started
             self._poller.register(started.channel.fileno(), select.POLLIN)
 
@@ -107,7 +108,7 @@ class Fleet:
                         "exact": plan.exact,
                         "threads": stage.threads or default_threads(plan),
                         "cores": bound_cores(stage),
-                        "shared_layers": layers_of_drafters(plan.drafters, stage.model),
+                        "shared_layers": layers_of_drafters((*plan.drafters, *self._stages.values()), stage),
                     }
                 )
 
@@ -160,6 +161,7 @@ class Fleet:
 
     def _forget(self, worker: WorkerProcess) -> None:
         self.workers.pop(worker.key, None)
+        self._stages.pop(worker.key, None)
         descriptor = worker.channel.fileno()
         if descriptor >= 0 and self._by_descriptor.pop(descriptor, None) is not None:
             self._poller.unregister(descriptor)

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -11,6 +14,7 @@ import pytest
 from autopipe import AutoPipe, ConfigError, Plan
 from autopipe.core.errors import AutoPipeError
 from autopipe.core.sampling import SamplingParams
+from autopipe.core.shared import SharedEngine, SharingOptions
 from tests.drafts.distilling import tiny_drafter, tiny_target
 
 PROMPT = "The quick brown fox"
@@ -65,14 +69,36 @@ def test_output_is_the_targets_own(
 
 
 @pytest.mark.skipif(not Path("/proc/self/maps").exists(), reason="Linux's list of mapped files")
-def test_the_layers_that_target_and_drafter_have_in_common_are_in_memory_once(pipe: AutoPipe) -> None:
-    def shared_layers(process: int) -> set[str]:
-        lines = Path(f"/proc/{process}/maps").read_text().splitlines()
+def test_the_layers_that_target_and_drafter_have_in_common_are_in_memory_once(
+    pipe: AutoPipe, target: str, adapters: list[str], expected: dict[float, list[int]]
+) -> None:
+    def shared_layers(name: str) -> set[str]:
+        lines = Path(f"/proc/{pipe.engine.worker_ids[name]}/maps").read_text().splitlines()
         return {line.split()[4] for line in lines if "/packed-layers/" in line}  # inodes
 
-    layers = {name: shared_layers(process) for name, process in pipe.engine.worker_ids.items()}
-    assert len(layers["drafter"]) == 3, "layers 0, 1 and 3, for both of its adapters"
-    assert layers["target"] == layers["drafter"]
+    plan = _plan(target, adapters)
+    pipe.apply(plan)
+    assert len(shared_layers("drafter")) == 3, "layers 0, 1 and 3, for both of its adapters"
+    assert shared_layers("target") == shared_layers("drafter")
+
+    pipe.engine.keep_loaded([plan])
+    pipe.apply(Plan.parse({"chain": [plan.target.model_dump(mode="json")]}))
+    os.kill(pipe.engine.worker_ids["target"], signal.SIGKILL)
+    with contextlib.suppress(AutoPipeError):  # one that finds it dead
+        pipe.generate(PROMPT, max_new_tokens=1)
+    assert pipe.generate(PROMPT, max_new_tokens=LENGTH).token_ids == expected[0.0]
+    assert shared_layers("target") == shared_layers("drafter"), "also when it has been started again without it"
+    pipe.engine.keep_loaded([])
+
+
+@pytest.mark.skipif(not Path("/proc/self/maps").exists(), reason="Linux's list of mapped files")
+def test_a_shared_engine_has_the_layers_once_too(target: str, adapters: list[str]) -> None:
+    with SharedEngine(_plan(target, adapters[:1]), SharingOptions(max_active=2)) as engine:
+        handle = engine.submit([1, 2, 3], SamplingParams(max_new_tokens=8))
+        assert len([token for block in handle for token in block.token_ids]) == 8
+        (process,) = set(engine.worker_ids.values())
+        lines = [line for line in Path(f"/proc/{process}/maps").read_text().splitlines() if "/packed-layers/" in line]
+        assert len(lines) == len({line.split()[4] for line in lines}) == 3
 
 
 def test_adapters_change_between_requests_without_loading_anything(

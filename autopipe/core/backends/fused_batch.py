@@ -40,11 +40,13 @@ class BatchRunner(ABC):
         weight_bytes: read by one forward, whatever the number of rows.
         kv_bytes_per_token: of one sequence.
         page_tokens: the step in which a sequence's memory grows; 1 where there are no pages.
+        shortfalls: what could not be had as asked, in words.
     """
 
     weight_bytes: int
     kv_bytes_per_token: int
     page_tokens: int = 1
+    shortfalls: tuple[str, ...] = ()
 
     def __init__(self, slots: int, vocab_size: int, max_length: int) -> None:
         self.slots, self.vocab_size, self.max_length = slots, vocab_size, max_length

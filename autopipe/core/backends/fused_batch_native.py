@@ -60,7 +60,7 @@ class NativeBatchRunner(BatchRunner):
         kv_bytes: int | None,
     ) -> None:
         super().__init__(slots, vocab_size, max_length)
-        self._weights = weights
+        self._weights, self.shortfalls = weights, weights.shortfalls
         shape = self._shape = weights.shape
         self.weight_bytes = self._weights.weight_bytes
         self._threads = threads or usable_cores()

@@ -88,6 +88,7 @@ class NativeRunner(Runner):
         model, before = weights.model(self._team, PAGE_TOKENS), self._weights
         self._model.close()
         self._model, self._weights = model, weights
+        self.shortfalls, self.weight_bytes = weights.shortfalls, weights.weight_bytes
         return before
 
     def prepare_best(self) -> None:

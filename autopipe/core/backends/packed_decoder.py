@@ -13,7 +13,7 @@ from autopipe.core.backends.fused_weights import DecoderTensors
 from autopipe.core.backends.packed_adapters import Adapted
 from autopipe.core.backends.packed_arena import Arena
 from autopipe.core.backends.packed_layers import MappedLayer, map_layer
-from autopipe.core.errors import ModelLoadError
+from autopipe.core.errors import ModelLoadError, UnsupportedModelError
 from autopipe.core.kernels import instruction_set
 from autopipe.core.kernels.formats import WeightFormat
 from autopipe.core.kernels.native import (
@@ -130,7 +130,7 @@ class PackedDecoder:
 
     Attributes:
         weight_bytes: read by a forward.
-        own_bytes: memory of this decoder alone.
+        own_bytes: memory of this decoder alone, without a screen.
         shortfalls: what could not be had as asked, in words.
 
     Args:
@@ -145,7 +145,7 @@ class PackedDecoder:
             beside the weights, which stay as they are. Not with quantised weights.
 
     Raises:
-        UnsupportedModelError: the state does not fit the config.
+        UnsupportedModelError: the state does not fit the config; or adapters beside quantised weights.
         MemoryError: no room for the weights.
     """
 
@@ -164,6 +164,8 @@ class PackedDecoder:
     ) -> None:
         self.shape, self.dtype, self.isa = shape, dtype, isa or instruction_set()
         self.weights = weights or WeightFormat.of(dtype)
+        if adapters and self.weights.quantised:
+            raise UnsupportedModelError("LoRA beside quantised weights")
         self._embedding = embedding
         self._screen: Memory | None = None
         outside = 0 if embedding is None else embedding.data_ptr()
@@ -182,9 +184,10 @@ class PackedDecoder:
         )  # read by a forward; of an embedding, a row
 
     def _map(self, tensors: DecoderTensors, layers: Collection[int]) -> dict[int, MappedLayer]:
+        known = sorted(set(layers) & set(range(self.shape.num_layers)))
         try:
-            return {index: map_layer(self.shape, self.dtype, tensors.layer(index)) for index in sorted(set(layers))}
-        except ModelLoadError as error:
+            return {index: map_layer(self.shape, self.dtype, tensors.layer(index)) for index in known}
+        except (ModelLoadError, OSError) as error:
             self.shortfalls = (f"layers are not shared between processes: {error}",)
             _logger.warning("%s", self.shortfalls[0])
             return {}
@@ -199,7 +202,7 @@ class PackedDecoder:
         """For a description, in words: what of the weights other processes may read too; empty: nothing."""
         if self.shortfalls:
             return f", {self.shortfalls[0]}"
-        return f", {self.shared_bytes / 2**20:.1f} MiB of weights shared between processes" if self._mapped else ""
+        return f", {self.shared_bytes / 2**20:.1f} MiB of weights in files that processes share" if self._mapped else ""
 
     @property
     def has_screen(self) -> bool:
@@ -251,3 +254,4 @@ class PackedDecoder:
         for memory in (self._arena.memory, self._screen):
             if memory is not None:
                 memory.close()
+        self._mapped = {}

@@ -6,11 +6,13 @@ this file, and nothing else is ever taken for them. Its own digest is checked wh
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import mmap
-import shutil
+import threading
 from dataclasses import dataclass
 from pathlib import Path
+from weakref import WeakValueDictionary
 
 import numpy as np
 import numpy.typing as npt
@@ -20,19 +22,18 @@ from autopipe.core.backends.fused_config import DecoderShape
 from autopipe.core.backends.fused_weights import LayerTensors
 from autopipe.core.backends.packed_arena import ALIGNMENT_BYTES
 from autopipe.core.errors import ModelLoadError
+from autopipe.core.kernels.loader import ABI_VERSION
 from autopipe.core.kernels.native import LANES
 from autopipe.core.kernels.packing import pack_matrix, pack_pair, packed_shape
 from autopipe.core.models.cache import cache_dir, make_once
 
 FOLDER = "packed-layers"
 _WEIGHTS, _DIGEST = "weights.bin", "sha256"
-_VERSION = 1
-"""Raised with every change of the kernels' layout."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class MappedLayer:
-    """Addresses of the matrices of a layer, as of `LayerAddresses`, in read-only memory that lives as long as this."""
+    """Addresses of a layer's matrices, as of `LayerAddresses`, in read-only memory that lives as long as this."""
 
     qkv: int
     output: int
@@ -45,8 +46,12 @@ class MappedLayer:
         return self.memory.nbytes
 
 
+_mapped: WeakValueDictionary[str, MappedLayer] = WeakValueDictionary()
+_mapping = threading.Lock()
+
+
 def map_layer(shape: DecoderShape, dtype: torch.dtype, tensors: LayerTensors) -> MappedLayer:
-    """Map a layer's file; it is written first where it is missing or damaged.
+    """Map a layer's file, once in this process; it is written first where it is missing or damaged.
 
     Args:
         tensors: of the layer, in `dtype`, bf16 or fp32.
@@ -54,9 +59,18 @@ def map_layer(shape: DecoderShape, dtype: torch.dtype, tensors: LayerTensors) ->
     Raises:
         ModelLoadError: the cache cannot be written or read.
     """
-    entry = cache_dir() / FOLDER / _digest_of(tensors)
+    digest = _digest_of(tensors)
+    with _mapping:
+        layer = _mapped.get(digest)
+        if layer is None:
+            layer = _mapped[digest] = _map(shape, dtype, tensors, cache_dir() / FOLDER / digest)
+    return layer
+
+
+def _map(shape: DecoderShape, dtype: torch.dtype, tensors: LayerTensors, entry: Path) -> MappedLayer:
     sizes = _sizes(shape, dtype)
     offsets = [sum(sizes[:index]) for index in range(len(sizes))]
+    found: list[npt.NDArray[np.uint8]] = []
 
     def build(folder: Path) -> None:
         packed = torch.zeros(sum(sizes), dtype=torch.uint8)
@@ -65,31 +79,38 @@ def map_layer(shape: DecoderShape, dtype: torch.dtype, tensors: LayerTensors) ->
         (folder / _WEIGHTS).write_bytes(packed.numpy().data)
         (folder / _DIGEST).write_text(hashlib.sha256(packed.numpy().data).hexdigest())
 
-    memory = _open(make_once(entry, build), sum(sizes))
-    if memory is None:
-        shutil.rmtree(entry, ignore_errors=True)
-        memory = _open(make_once(entry, build), sum(sizes))
-    if memory is None:
+    def is_damaged(entry: Path) -> bool:
+        memory = _open(entry, sum(sizes))
+        if memory is not None:
+            found.append(memory)
+        return memory is None
+
+    make_once(entry, build, is_damaged)
+    if not found and is_damaged(entry):
         raise ModelLoadError(f"{entry} does not keep what is written to it; set AUTOPIPE_CACHE")
+    memory = found[-1]
     qkv, output, gate_up, down = (int(memory.ctypes.data) + offset for offset in offsets)
     return MappedLayer(qkv, output, gate_up, down, memory)
 
 
 def _open(entry: Path, num_bytes: int) -> npt.NDArray[np.uint8] | None:
-    """The mapped file; None if it is not what was written."""
+    """The mapped file; None if it is not what was written. Raises OSError where that cannot be said."""
     try:
         with (entry / _WEIGHTS).open("rb") as file:
             mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
         expected = (entry / _DIGEST).read_text()
-    except (OSError, ValueError):
+    except (FileNotFoundError, ValueError):  # an empty file cannot be mapped
         return None
+    if hasattr(mmap, "MADV_HUGEPAGE"):
+        with contextlib.suppress(OSError):  # few file systems have huge pages
+            mapped.madvise(mmap.MADV_HUGEPAGE)
     memory = np.frombuffer(mapped, dtype=np.uint8)
     return memory if memory.nbytes == num_bytes and hashlib.sha256(mapped).hexdigest() == expected else None
 
 
 def _digest_of(tensors: LayerTensors) -> str:
     matrices = (tensors.q, tensors.k, tensors.v, tensors.output, tensors.gate, tensors.up, tensors.down)
-    digest = hashlib.sha256(f"{_VERSION} {[(m.dtype, tuple(m.shape)) for m in matrices]}".encode())
+    digest = hashlib.sha256(f"{ABI_VERSION} {[(m.dtype, tuple(m.shape)) for m in matrices]}".encode())
     for matrix in matrices:
         digest.update(matrix.contiguous().view(torch.uint8).numpy().data)
     return digest.hexdigest()[:32]

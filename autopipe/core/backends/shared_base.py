@@ -18,6 +18,7 @@ from autopipe.core.errors import ConfigError, UnsupportedModelError
 from autopipe.core.kernels import has_kernels, reason_missing
 from autopipe.core.models.adapters import split_lora
 from autopipe.core.models.shared_base import (
+    MODULES,
     DrafterInfo,
     check_drafter,
     is_layer_matrix,
@@ -171,16 +172,25 @@ class Drafter:
             raise ConfigError("adapters", adapter, "drafters with as many layers and as large a head as the first")
         shape = shape_of(config)
         head_ids = read_head_ids(adapter, info)
-        adapted, added = split_lora(truncated_state(state, info.layers, head_ids), adapter)
+        base = truncated_state(state, info.layers, head_ids)
+        adapted, added = split_lora(base, adapter)
         beside = {
             name: low_rank for name, low_rank in added.items() if is_layer_matrix(name) and not low_rank.transposed
         }
         for name in added.keys() - beside.keys():
             adapted[f"{name}.weight"] = added[name].added_to(adapted[f"{name}.weight"])
         truncated = dataclasses.replace(shape, num_layers=len(info.layers), vocab=info.head_size, tied=False)
-        layers = range(len(info.layers))
+        layers = [layer for layer in range(len(info.layers)) if _is_the_targets(layer, adapted, base)]
         packed = PackedDecoder(truncated, adapted, dtype, embedding=embedding, shared_layers=layers, adapters=beside)
         return cls(info, head_ids, packed)
+
+
+def _is_the_targets(layer: int, adapted: Mapping[str, torch.Tensor], base: Mapping[str, torch.Tensor]) -> bool:
+    """Whether the matrices of a layer are the target's own: the adapter has saved or changed none of them."""
+    names = [
+        f"model.layers.{layer}.{group}.{module}.weight" for group, modules in MODULES.items() for module in modules
+    ]
+    return all(adapted.get(name) is base.get(name) for name in names)
 
 
 class _WholeVocabulary(Runner):

@@ -43,22 +43,28 @@ def file_digest(path: Path, salt: str = "") -> str:
     return digest.hexdigest()[:16]
 
 
-def make_once(entry: Path, build: Callable[[Path], None]) -> Path:
+def make_once(
+    entry: Path, build: Callable[[Path], None], is_damaged: Callable[[Path], bool] = lambda entry: False
+) -> Path:
     """Return the folder `entry`; if missing, let `build` fill a temporary folder that is renamed to it.
+
+    An entry that `is_damaged` is made anew; it is asked while no other process can be making one.
 
     Safe among processes: a file lock lets one build while the others wait, and a reader sees all of the entry
     or nothing. Left-overs of a build that was killed are removed.
 
     Raises:
-        ModelLoadError: the cache cannot be written.
+        ModelLoadError: the cache cannot be read or written.
     """
-    if entry.is_dir():
-        return entry
     try:
+        if entry.is_dir() and not is_damaged(entry):
+            return entry
         entry.parent.mkdir(parents=True, exist_ok=True)
         with FileLock(entry.parent / f".{entry.name}.lock"):
             if entry.is_dir():
-                return entry
+                if not is_damaged(entry):
+                    return entry
+                shutil.rmtree(entry)
             for left_over in entry.parent.glob(f".{entry.name}.tmp-*"):
                 shutil.rmtree(left_over, ignore_errors=True)
             temporary = Path(tempfile.mkdtemp(prefix=f".{entry.name}.tmp-", dir=entry.parent))
@@ -69,6 +75,6 @@ def make_once(entry: Path, build: Callable[[Path], None]) -> Path:
             finally:
                 shutil.rmtree(temporary, ignore_errors=True)
     except OSError as error:
-        message = f"the cache {entry.parent} cannot be written ({error}); set AUTOPIPE_CACHE"
+        message = f"the cache {entry.parent} cannot be used ({error}); set AUTOPIPE_CACHE"
         raise ModelLoadError(message) from error
     return entry

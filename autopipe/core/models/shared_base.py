@@ -38,14 +38,14 @@ def is_layer_matrix(module: str) -> bool:
     return name in MODULES.get(group, ()) and layer.rpartition(".")[0].endswith("layers")
 
 
-def layers_of_drafters(stages: Iterable[StagePlan], model: str) -> tuple[int, ...]:
-    """Layers of `model` that drafters among `stages` are made of: what its own process is to share with theirs.
+def layers_of_drafters(stages: Iterable[StagePlan], target: StagePlan) -> tuple[int, ...]:
+    """Layers of `target` that drafters among `stages` are made of: what its process is to share with theirs.
 
     Drafters that cannot be read have none here; loading them says what is wrong.
     """
     layers: set[int] = set()
     for stage in stages:
-        if stage.model != model or stage.adapter is None:
+        if stage.adapter is None or not _same_weights(stage, target):
             continue
         for adapter in (stage.adapter, *stage.adapters):
             folder = adapter_folder(adapter)
@@ -53,6 +53,18 @@ def layers_of_drafters(stages: Iterable[StagePlan], model: str) -> tuple[int, ..
                 with contextlib.suppress(ConfigError):
                     layers.update(read_drafter_info(folder).layers)
     return tuple(sorted(layers))
+
+
+def _same_weights(stage: StagePlan, target: StagePlan) -> bool:
+    """Whether two stages have, as far as a plan says, the same model in the same numbers."""
+    from autopipe.core.models.spec import resolve
+
+    if stage.dtype != target.dtype and "auto" not in (stage.dtype, target.dtype):
+        return False
+    try:
+        return stage.model == target.model or resolve(stage.model) == resolve(target.model)
+    except ConfigError:
+        return False
 
 
 _FINGERPRINT_ROWS = 16

@@ -175,7 +175,8 @@ class SharedConductor(ConductorBase):
 
     def _load(self) -> None:
         try:
-            self.keeper.load(self.plan)
+            kept = [drafter for plan in (self.plan, *self.drafters.kept) for drafter in plan.drafters]
+            self.keeper.load(self.plan, kept)
         except OSError as error:
             self._fail_load(AutoPipeError(f"no new process: {error}"))
 

@@ -64,6 +64,8 @@ class DrafterKeeper:
             short = f"stage {name!r}: its KV memory is full, so it rests; requests go on without its drafts meanwhile"
             drafter.fell_short = lambda: self._send({"type": "note", "text": short})
             self._maker.add(key, drafter)
+            for reason in drafter.runner.shortfalls:
+                self._send({"type": "note", "text": f"stage {name!r}: {reason}"})
             self._say("drafter-ready", key, name, None, facts=loaded.facts)
 
     def _say(self, kind: str, key: str, name: str, error: Exception | None, **more: Any) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import select
 import time
+from collections.abc import Sequence
 
 from autopipe.core.board import Board, create_segment
 from autopipe.core.chain import default_threads, neural_names, stage_keys
@@ -12,7 +13,7 @@ from autopipe.core.channel import ChannelClosedError, Message
 from autopipe.core.isolation import mps_environment
 from autopipe.core.mailbox import Mailbox
 from autopipe.core.models.shared_base import layers_of_drafters
-from autopipe.core.plan import Plan
+from autopipe.core.plan import Plan, StagePlan
 from autopipe.core.processes import WorkerProcess, WorkerState, start_worker, stop_workers
 from autopipe.core.shared.options import SharingOptions
 
@@ -70,8 +71,8 @@ class WorkerKeeper:
             )
             self._poller.register(self.worker.channel.fileno(), select.POLLIN)
 
-    def load(self, plan: Plan) -> None:
-        """Have the target loaded, if it is not."""
+    def load(self, plan: Plan, drafters: Sequence[StagePlan]) -> None:
+        """Have the target loaded, if it is not, with the layers that `drafters` are made of to be shared with them."""
         self.spawn(plan)
         worker = self.worker
         if worker is not None and worker.state is WorkerState.SPAWNED:
@@ -82,7 +83,7 @@ class WorkerKeeper:
                     "stage": plan.target.model_dump(mode="json"),
                     "threads": threads_of(plan),
                     "options": self._options.model_dump(mode="json"),
-                    "shared_layers": layers_of_drafters(plan.drafters, plan.target.model),
+                    "shared_layers": layers_of_drafters(drafters, plan.target),
                 }
             )
 

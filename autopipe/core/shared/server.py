@@ -133,6 +133,8 @@ class SharedServer:
         self._pipeline = pipeline
         self._drafters = DrafterKeeper(pipeline.maker, loader, self._channel.send, self._set_deadline)
         runner = loaded.runner
+        for reason in runner.shortfalls:
+            self._channel.send({"type": "note", "text": reason})
         self._channel.send(
             {
                 "type": "ready",

@@ -12,6 +12,8 @@ from autopipe.core import kernels
 from autopipe.core.backends.fused_config import shape_of
 from autopipe.core.backends.fused_native import NativeRunner
 from autopipe.core.backends.packed_decoder import PackedDecoder
+from autopipe.core.errors import UnsupportedModelError
+from autopipe.core.kernels.formats import WeightFormat
 from autopipe.core.kernels.loader import available_instruction_sets
 from autopipe.core.models.adapters import LowRank
 from tests.tiny import tiny_model, tiny_state
@@ -19,9 +21,11 @@ from tests.tiny import tiny_model, tiny_state
 pytestmark = pytest.mark.skipif(not kernels.has_kernels(), reason=kernels.reason_missing() or "kernels")
 IDS = [7, 40, 41, 99, 3, 250, 16, 77, 8, 9, 10, 11, 12, 13]
 MATRICES = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
-SHAPES = {
-    "blocks": {},
-    "straddling": {"num_attention_heads": 8, "num_key_value_heads": 1, "hidden_size": 64, "intermediate_size": 72},
+MODELS = {
+    "blocks": tiny_model(),
+    "straddling": tiny_model(num_attention_heads=8, num_key_value_heads=1, intermediate_size=72),
+    "bias": tiny_model("qwen2"),
+    "head norms": tiny_model("qwen3"),
 }
 
 
@@ -49,14 +53,14 @@ def merged(state: Mapping[str, torch.Tensor], added: Mapping[str, LowRank]) -> d
 
 
 @pytest.mark.parametrize("isa", available_instruction_sets() or ("none",))
-@pytest.mark.parametrize("kind", SHAPES)
+@pytest.mark.parametrize("kind", MODELS)
 @pytest.mark.parametrize(
     "ranks",
     [dict.fromkeys(MATRICES, 4), dict.fromkeys(MATRICES, 5), {"q_proj": 3, "v_proj": 8, "up_proj": 2}, {"k_proj": 40}],
     ids=["all", "odd", "some", "wide"],
 )
 def test_it_computes_what_merged_weights_compute(isa: str, kind: str, ranks: dict[str, int]) -> None:
-    model = tiny_model(**SHAPES[kind])
+    model = MODELS[kind]
     state, shape = tiny_state(model), shape_of(model.config)
     added = adapters(state, ranks)
     beside = NativeRunner.of(PackedDecoder(shape, state, torch.float32, isa, shared_layers=(0, 1), adapters=added), 2)
@@ -74,7 +78,7 @@ def test_a_row_has_the_same_bits_in_any_company(isa: str, dtype: torch.dtype, th
     model = tiny_model()
     state, shape = tiny_state(model), shape_of(model.config)
     runner = NativeRunner.of(
-        PackedDecoder(shape, state, dtype, isa, adapters=adapters(state, {"q_proj": 6, "up_proj": 4}))
+        PackedDecoder(shape, state, dtype, isa, adapters=adapters(state, dict.fromkeys(MATRICES, 5)))
     )
     runner.set_threads(threads)
     together = runner.run(IDS, 0, len(IDS)).clone()
@@ -115,3 +119,10 @@ def test_the_base_stays_as_it_is_and_serves_several_adapters(empty_cache: Path) 
     plain = NativeRunner(shape, state, torch.bfloat16, 1, shared_layers=(0, 1))
     assert torch.equal(plain.run(IDS, 0, len(IDS)), expected)
     assert len(list((empty_cache / "packed-layers").glob("*/weights.bin"))) == 2, "one file a layer, for all of them"
+
+
+def test_lora_beside_quantised_weights_is_refused() -> None:
+    model = tiny_model()
+    state, shape = tiny_state(model), shape_of(model.config)
+    with pytest.raises(UnsupportedModelError, match="quantised"):
+        PackedDecoder(shape, state, torch.bfloat16, weights=WeightFormat.INT8, adapters=adapters(state, {"q_proj": 4}))

@@ -16,6 +16,7 @@ from autopipe.core.backends.fused_config import shape_of
 from autopipe.core.backends.fused_weights import DecoderTensors
 from autopipe.core.backends.packed_decoder import PackedDecoder
 from autopipe.core.backends.packed_layers import FOLDER, MappedLayer, map_layer
+from autopipe.core.errors import ModelLoadError
 from autopipe.core.kernels.formats import WeightFormat
 from tests.tiny import tiny_model, tiny_state
 
@@ -45,12 +46,15 @@ def test_a_layer_is_written_once_and_mapped_from_then_on(empty_cache: Path) -> N
     first = mapped()
     (file,) = weights_files(empty_cache)
     written = file.stat().st_mtime_ns
-    second = mapped()
+    assert file.stat().st_size == first.num_bytes
+    content = first.memory.copy()
+    assert mapped() is first, "this process needs no second mapping"
+    assert len(mapped_files(empty_cache)) == 1
+    del first
+    assert mapped_files(empty_cache) == [], "nobody reads it any more"
+    assert np.array_equal(mapped().memory, content)
     assert weights_files(empty_cache) == [file]
     assert file.stat().st_mtime_ns == written
-    assert np.array_equal(first.memory, second.memory)
-    assert file.stat().st_size == first.num_bytes
-    assert len(mapped_files(empty_cache)) == 2, "both read the file's pages, of which the system has one copy"
 
 
 @pytest.mark.parametrize("other", ["layer", "dtype", "weight"])
@@ -65,9 +69,9 @@ def test_other_weights_have_another_file(empty_cache: Path, other: str, monkeypa
     assert len(weights_files(empty_cache)) == 2
 
 
-@pytest.mark.parametrize("damage", ["a bit", "cut", "gone", "no digest"])
+@pytest.mark.parametrize("damage", ["a bit", "cut", "empty", "gone", "no digest"])
 def test_a_damaged_file_is_written_anew(empty_cache: Path, damage: str) -> None:
-    expected = mapped().memory.copy()
+    expected = mapped().memory.copy()  # and the mapping is given up
     (file,) = weights_files(empty_cache)
     data = bytearray(file.read_bytes())
     if damage == "a bit":
@@ -77,6 +81,8 @@ def test_a_damaged_file_is_written_anew(empty_cache: Path, damage: str) -> None:
         file.write_bytes(data[:-64])
     elif damage == "gone":
         file.unlink()
+    elif damage == "empty":
+        file.write_bytes(b"")
     else:
         (file.parent / "sha256").unlink()
     assert np.array_equal(mapped().memory, expected)
@@ -90,7 +96,7 @@ def test_a_target_with_shared_layers_has_the_same_logits_bit_for_bit(
     alone = FusedBackend(MODEL.config, STATE, dtype=dtype, threads=2)
     sharing = FusedBackend(MODEL.config, STATE, dtype=dtype, threads=2, shared_layers=layers)
     assert torch.equal(sharing.forward(IDS), alone.forward(IDS))
-    assert "shared between processes" in sharing.cost_notes().notes
+    assert "that processes share" in sharing.cost_notes().notes
     assert sharing.cost_notes().weight_bytes == alone.cost_notes().weight_bytes
     batch = batch_runner(MODEL.config, STATE, dtype=dtype, threads=1, slots=2, shared_layers=layers)
     alone.reset()
@@ -102,6 +108,25 @@ def test_shared_layers_are_not_in_a_decoders_own_memory(empty_cache: Path) -> No
     whole = PackedDecoder(SHAPE, STATE, torch.bfloat16)
     sharing = PackedDecoder(SHAPE, STATE, torch.bfloat16, shared_layers=(0, 1))
     assert whole.own_bytes - sharing.own_bytes == sharing.shared_bytes == 2 * mapped().num_bytes
+
+
+def test_a_file_that_cannot_be_opened_is_left_alone(empty_cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    mapped()
+    (file,) = weights_files(empty_cache)
+
+    def no_descriptors(self: Path, *args: object, **options: object) -> None:
+        raise OSError(24, "Too many open files")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "open", no_descriptors)
+        with pytest.raises(ModelLoadError, match="Too many open files"):
+            mapped()
+    assert weights_files(empty_cache) == [file]
+    mapped()
+
+
+def test_layers_that_the_model_has_not_are_not_looked_for(empty_cache: Path) -> None:
+    assert PackedDecoder(SHAPE, STATE, torch.bfloat16, shared_layers=(3, 9)).shared_bytes == mapped(3).num_bytes
 
 
 def test_quantised_weights_are_not_shared(empty_cache: Path) -> None:

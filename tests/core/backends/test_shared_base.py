@@ -112,6 +112,7 @@ def test_best_finds_the_same_with_a_screen_whichever_drafter_is_in_use(chat: str
 def test_a_change_reads_nothing(chat: str, code: str, monkeypatch: pytest.MonkeyPatch) -> None:
     backend = _backend(chat, code)
     monkeypatch.setattr("builtins.open", lambda *_: pytest.fail("a file was opened"))
+    monkeypatch.setattr("pathlib.Path.open", lambda *_: pytest.fail("a file was opened"))
     monkeypatch.setattr("autopipe.core.backends.shared_base.split_lora", lambda *_: pytest.fail("loaded again"))
     backend.select(code)
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -47,6 +49,37 @@ def test_processes_at_the_same_time_build_once(tmp_path: Path) -> None:
     processes = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True) for _ in range(3)]
     assert [process.communicate()[0] for process in processes] == ["whole\n"] * 3
     assert (tmp_path / "log").read_text() == "built\n"
+
+
+def test_a_damaged_entry_is_made_anew_once(tmp_path: Path) -> None:
+    entry = tmp_path / "entry"
+    entry.mkdir()
+    built: list[Path] = []
+
+    def build(folder: Path) -> None:
+        built.append(folder)
+        time.sleep(0.2)
+        (folder / "file").write_text("whole")
+
+    def is_damaged(found: Path) -> bool:
+        return not (found / "file").is_file()
+
+    with ThreadPoolExecutor(3) as threads:
+        made = list(threads.map(lambda _: make_once(entry, build, is_damaged), range(3)))
+    assert made == [entry] * 3
+    assert len(built) == 1
+    assert (entry / "file").read_text() == "whole"
+
+
+def test_a_cache_that_may_not_be_read_is_an_error_that_says_what_to_do(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def forbidden(self: Path) -> bool:
+        raise PermissionError(13, "Permission denied", str(self))
+
+    monkeypatch.setattr(Path, "is_dir", forbidden)
+    with pytest.raises(ModelLoadError, match="AUTOPIPE_CACHE"):
+        make_once(tmp_path / "entry", lambda folder: None)
 
 
 def test_a_failed_build_leaves_nothing(tmp_path: Path) -> None:
