@@ -74,13 +74,24 @@ def test_a_tokenizer_without_a_template_is_refused() -> None:
         user_turn_prefix(tokenizer)
 
 
-def test_a_chat_turn_must_have_been_ended_by_the_model() -> None:
-    made = chat_prompt(1, tiny_tokenizer())
+@pytest.mark.parametrize("number", range(12))
+def test_a_chat_turn_must_have_been_ended_by_the_model(number: int) -> None:
+    made = chat_prompt(number, tiny_tokenizer())
+    opening = made.prefix.removeprefix(user_turn_prefix(tiny_tokenizer()))
 
-    assert made.finish("How do I boil an egg?", False) is None
-    prompt = made.finish(" How do I boil an egg? ", True)
+    assert made.finish(" boil an egg in the sea?", False) is None
+    prompt = made.finish(" boil an egg in the sea? ", True)
     assert isinstance(prompt, TrainingPrompt)
-    assert prompt.turns == [{"role": "user", "content": "How do I boil an egg?"}]
+    assert prompt.turns == [{"role": "user", "content": f"{opening} boil an egg in the sea?".strip()}]
+
+
+def test_three_in_four_chat_turns_begin_with_given_words_of_many_kinds() -> None:
+    prefix = user_turn_prefix(tiny_tokenizer())
+    openings = [chat_prompt(number, tiny_tokenizer()).prefix.removeprefix(prefix) for number in range(400)]
+    given = [opening for opening in openings if opening]
+    assert 270 < len(given) < 330
+    assert len(set(given)) > 60
+    assert openings == [chat_prompt(number, tiny_tokenizer()).prefix.removeprefix(prefix) for number in range(400)]
 
 
 @pytest.mark.parametrize("number", range(12))

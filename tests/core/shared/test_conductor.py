@@ -3,6 +3,7 @@ messages."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from concurrent.futures import Future
 from typing import Any
 
@@ -10,7 +11,7 @@ import pytest
 
 from autopipe.core.channel import Message
 from autopipe.core.errors import AutoPipeError, ModelLoadError, TargetDiedError
-from autopipe.core.plan import Plan
+from autopipe.core.plan import Plan, StagePlan
 from autopipe.core.processes import WorkerState
 from autopipe.core.shared.conductor import SharedConductor
 from autopipe.core.shared.drafting import neural_drafters
@@ -42,7 +43,7 @@ class Worker:
     def loading(self) -> bool:
         return self.worker is not None and not self.ready
 
-    def load(self, wanted: Plan) -> None:
+    def load(self, wanted: Plan, drafters: Sequence[StagePlan]) -> None:
         if self.worker is None:
             self.number_of_loads += 1
             self.worker = type("Process", (), {"state": WorkerState.LOADING, "facts": {}, "slot": None})()
