@@ -17,7 +17,7 @@ from autopipe.policies import make_policy
 from autopipe.policies.base import Situation
 from autopipe.policies.features import Features, feature_size
 from autopipe.policies.rl_format import PolicyHeader, load_policy, save_policy
-from autopipe.policies.rl_policy import Network, RlPolicy
+from autopipe.policies.rl_policy import Network, RlPolicy, known_parts
 from tests.envs.scenes import scenario
 from tests.policies.helpers import SMALL, action, info, observation, play, situation
 
@@ -95,6 +95,40 @@ def test_the_network_computes_what_torch_would(
     wanted = kept["layers.1.weight"] @ hidden + kept["layers.1.bias"]
 
     np.testing.assert_allclose(Network(policy)(features.numpy()), wanted.numpy(), rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("share", [0.0, 0.3], ids=["never missing in training", "often missing in training"])
+def test_figures_that_training_always_had_are_taken_for_usual_where_they_are_missing(
+    tmp_path: Path, share: float
+) -> None:
+    _, (figures, flags) = known_parts(CONFIG)  # of telemetry
+    mean, std = torch.full((SIZE,), 0.4), torch.full((SIZE,), 0.05)
+    mean[flags] = share
+    random = {"layers.1.weight": torch.randn(sum(NVEC), 16)}
+    folder = saved(tmp_path, normalised=True, tensors={"mean": mean, "std": std, **random})
+    network = Network(load_policy(folder))
+    network.expect(known_parts(CONFIG))
+    usual = np.full(SIZE, 0.45, dtype=np.float32)
+    usual[figures], usual[flags] = 0.4, share
+    missing = usual.copy()
+    missing[figures], missing[flags] = 0.0, 1.0
+    assert np.allclose(network(missing), network(usual), atol=1e-4) == (share == 0.0)
+    half = usual.copy()
+    half[figures.start], half[flags.start] = 0.0, 1.0
+    half[figures.start + 1] = 0.9
+    there = usual.copy()
+    there[figures.start + 1] = 0.9
+    assert np.allclose(network(half), network(there), atol=1e-4) == (share == 0.0)
+    assert not np.allclose(network(there), network(usual), atol=1e-4), "figures that are there count"
+
+
+def test_the_places_of_figures_are_those_of_the_features() -> None:
+    for name, (figures, flags) in zip(("step_time", "telemetry"), known_parts(CONFIG), strict=True):
+        for part, place in ((name, figures), (f"{name}_missing", flags)):
+            none, all_ = ({**observation(), part: np.full_like(observation()[part], value)} for value in (0, 1))
+            vectors = [Features(situation()).vector(seen, info(situation().codec.off())) for seen in (none, all_)]
+            changed = np.flatnonzero(vectors[0] != vectors[1])
+            assert changed.tolist() == list(range(place.start, place.stop))
 
 
 def test_an_unknown_activation_is_refused(tmp_path: Path) -> None:
