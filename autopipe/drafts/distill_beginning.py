@@ -32,11 +32,13 @@ class Beginning:
     """A drafter's folder, and what a training that begins with it takes over.
 
     Attributes:
+        name: by which it is read again: a shipped one's own, else its folder.
         rank, alpha: of its LoRA.
         train_head: whether its head was trained in full.
         training: its own record of how it was trained.
     """
 
+    name: str
     folder: Path
     info: DrafterInfo
     rank: int
@@ -62,7 +64,8 @@ class Beginning:
             train_head = "lm_head" in (config.get("modules_to_save") or ())
         except (KeyError, TypeError, ValueError):
             raise ConfigError(KEY, drafter, "a drafter made by `autopipe drafts distill`") from None
-        return cls(folder, info, rank, alpha, train_head, training if isinstance(training, dict) else {})
+        name = str(folder) if named == drafter else drafter
+        return cls(name, folder, info, rank, alpha, train_head, training if isinstance(training, dict) else {})
 
     @property
     def shape(self) -> dict[str, Any]:
@@ -77,7 +80,7 @@ class Beginning:
 
     def adopt(self, options: DistillOptions) -> DistillOptions:
         """The options of a training that begins here."""
-        return options.replace(begin_from=str(self.folder), **self.shape)
+        return options.replace(begin_from=self.name, **self.shape)
 
     def require(self, options: DistillOptions, config: Any, state: Mapping[str, torch.Tensor]) -> torch.Tensor:
         """Its head's token ids, int64 [head]; after a check that it fits the target and the options.

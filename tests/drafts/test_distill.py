@@ -18,7 +18,7 @@ from autopipe.drafts.distill import Distiller
 from autopipe.drafts.distill_beginning import Beginning
 from autopipe.drafts.distill_optimizer import schedule
 from autopipe.drafts.distill_options import DistillOptions
-from tests.drafts.distilling import KINDS, tiny_answers, tiny_target
+from tests.drafts.distilling import KINDS, tiny_answers, tiny_drafter, tiny_target
 
 OPTIONS = DistillOptions(
     layers=(0, 1, 3), rank=8, head=200, tokens=4000, batch_tokens=256, evaluate_every=500, learning_rate=0.02
@@ -173,6 +173,12 @@ def test_a_drafter_of_another_shape_is_no_beginning(
     options = Beginning.read(drafter).adopt(DistillOptions(begin_from=drafter)).replace(**option)
     with pytest.raises(ConfigError, match=f"--{next(iter(option)).replace('_', '-')}: "):
         Distiller(target, answers, tmp_path, options)
+
+
+def test_a_shipped_drafter_is_recorded_by_its_name_and_another_by_its_folder(tmp_path: Path) -> None:
+    assert Beginning.read("smollm2-135m").adopt(DistillOptions()).begin_from == "smollm2-135m"
+    own = tiny_drafter(tmp_path / "own")
+    assert Beginning.read(str(own)).adopt(DistillOptions()).begin_from == str(own.resolve())
 
 
 def test_a_drafter_of_another_target_is_no_beginning(trained: Path, target: str, answers: Path, tmp_path: Path) -> None:
