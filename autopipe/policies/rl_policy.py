@@ -45,7 +45,7 @@ class RlPolicy(Policy):
         check_spaces(self._saved.header, config.spaces, feature_size(config))
         self._codec = codec
         self._features = Features(situation)
-        self._network.expect(known_parts(config))
+        self._network.expect(optional_figures(config))
         self._starts = np.concatenate([[0], np.cumsum(codec.sizes)])
         self._action = codec.off()
         self._confidence = 0.0
@@ -66,11 +66,11 @@ class RlPolicy(Policy):
         return Reason(f"the network is {self._confidence:.0%} sure of {self._codec.describe(self._action)}")
 
 
-Part = tuple[slice, slice]
+OptionalFigures = tuple[slice, slice]
 """Places of figures among the features, and of the flags that say which of them are missing."""
 
 
-def known_parts(config: EnvConfig) -> list[Part]:
+def optional_figures(config: EnvConfig) -> list[OptionalFigures]:
     """The figures of an observation that may be missing."""
     sizes, places, at = observation_sizes(config), dict[str, slice](), 0
     for name in sorted(sizes):  # as in `Features`
@@ -95,9 +95,9 @@ class Network:
         self._relu = header.activation == "relu"
         indices = range(len(header.layers) - 1)
         self._layers = [(arrays[f"layers.{index}.weight"], arrays[f"layers.{index}.bias"]) for index in indices]
-        self._never_missing: list[Part] = []
+        self._never_missing: list[OptionalFigures] = []
 
-    def expect(self, parts: Sequence[Part]) -> None:
+    def expect(self, parts: Sequence[OptionalFigures]) -> None:
         """Learn where among the features figures may be missing."""
         if self._statistics is not None:
             mean = self._statistics[0]

@@ -17,7 +17,7 @@ from autopipe.policies import make_policy
 from autopipe.policies.base import Situation
 from autopipe.policies.features import Features, feature_size
 from autopipe.policies.rl_format import PolicyHeader, load_policy, save_policy
-from autopipe.policies.rl_policy import Network, RlPolicy, known_parts
+from autopipe.policies.rl_policy import Network, RlPolicy, optional_figures
 from tests.envs.scenes import scenario
 from tests.policies.helpers import SMALL, action, info, observation, play, situation
 
@@ -101,13 +101,13 @@ def test_the_network_computes_what_torch_would(
 def test_figures_that_training_always_had_are_taken_for_usual_where_they_are_missing(
     tmp_path: Path, share: float
 ) -> None:
-    _, (figures, flags) = known_parts(CONFIG)  # of telemetry
+    _, (figures, flags) = optional_figures(CONFIG)  # of telemetry
     mean, std = torch.full((SIZE,), 0.4), torch.full((SIZE,), 0.05)
     mean[flags] = share
     random = {"layers.1.weight": torch.randn(sum(NVEC), 16)}
     folder = saved(tmp_path, normalised=True, tensors={"mean": mean, "std": std, **random})
     network = Network(load_policy(folder))
-    network.expect(known_parts(CONFIG))
+    network.expect(optional_figures(CONFIG))
     usual = np.full(SIZE, 0.45, dtype=np.float32)
     usual[figures], usual[flags] = 0.4, share
     missing = usual.copy()
@@ -123,7 +123,7 @@ def test_figures_that_training_always_had_are_taken_for_usual_where_they_are_mis
 
 
 def test_the_places_of_figures_are_those_of_the_features() -> None:
-    for name, (figures, flags) in zip(("step_time", "telemetry"), known_parts(CONFIG), strict=True):
+    for name, (figures, flags) in zip(("step_time", "telemetry"), optional_figures(CONFIG), strict=True):
         for part, place in ((name, figures), (f"{name}_missing", flags)):
             none, all_ = ({**observation(), part: np.full_like(observation()[part], value)} for value in (0, 1))
             vectors = [Features(situation()).vector(seen, info(situation().codec.off())) for seen in (none, all_)]

@@ -143,7 +143,7 @@ def load_backend(
             exact=exact,
             graphs=stage.cuda.graphs,
             weights=choice.weights,
-            shared_layers=() if stage.adapter is not None else shared_layers,
+            shared_layers=shared_layers,
         )
         fused.choice_reason = choice.reason
         return fused

@@ -8,8 +8,9 @@ from dataclasses import dataclass
 import torch
 
 from autopipe.core.backends.packed_arena import Arena
-from autopipe.core.kernels.native import LANES, AdapterAddresses
+from autopipe.core.kernels.native import LANES
 from autopipe.core.kernels.packing import pack_matrix, pack_pair, packed_shape
+from autopipe.core.kernels.structs import AdapterAddresses
 from autopipe.core.models.adapters import LowRank
 
 
@@ -48,7 +49,7 @@ class Adapted:
             up_address = arena.fill(shape, dtype, lambda room: pack_pair(gate, up, room))
         else:
             if any(outputs % LANES for outputs in self.outputs[:-1]):  # blocks that belong to two matrices read all
-                whole: torch.Tensor = torch.block_diag(*ups)  # type: ignore[no-untyped-call]
+                whole: torch.Tensor = torch.block_diag(*ups)  # type: ignore[no-untyped-call]  # untyped in torch
                 width, first = rank, [0] * -(-sum(self.outputs) // LANES)
             else:
                 whole = torch.cat(ups)

@@ -13,29 +13,26 @@ from autopipe.core.backends.fused_weights import DecoderTensors
 from autopipe.core.backends.packed_adapters import Adapted
 from autopipe.core.backends.packed_arena import Arena
 from autopipe.core.backends.packed_layers import MappedLayer, map_layer
+from autopipe.core.backends.packed_matrices import MatrixPacker
 from autopipe.core.errors import ModelLoadError, UnsupportedModelError
 from autopipe.core.kernels import instruction_set
 from autopipe.core.kernels.formats import WeightFormat
 from autopipe.core.kernels.native import (
-    LANES,
     VECTOR_PADDING,
-    AdapterAddresses,
-    LayerAddresses,
     Memory,
-    ModelAddresses,
-    ModelShape,
     NativeModel,
     Team,
     can_screen,
 )
-from autopipe.core.kernels.packing import pack_matrix, pack_pair, pack_vector, packed_shape
-from autopipe.core.kernels.quantise import pack_quantised, pack_quantised_pair, pack_screen, packed_bytes
+from autopipe.core.kernels.packing import pack_vector, packed_shape
+from autopipe.core.kernels.quantise import pack_screen
+from autopipe.core.kernels.structs import AdapterAddresses, LayerAddresses, ModelAddresses, ModelShape
 from autopipe.core.models.adapters import LowRank
 
 _logger = logging.getLogger(__name__)
 
 
-class _Layout:
+class _Layout(MatrixPacker):
     """Puts a decoder's weights into an arena, in the order a forward reads them."""
 
     def __init__(
@@ -47,30 +44,8 @@ class _Layout:
         mapped: Mapping[int, MappedLayer],
         adapters: Mapping[str, LowRank],
     ) -> None:
-        self.arena, self.shape, self.dtype, self.weights = arena, shape, dtype, weights
+        super().__init__(arena, shape, dtype, weights)
         self.mapped, self.adapters = mapped, adapters
-
-    def matrix(self, outputs: int, inputs: int, make: Callable[[], torch.Tensor]) -> int:
-        return self._matrix(outputs, inputs, self.weights, make)
-
-    def pair(self, outputs: int, inputs: int, gate: torch.Tensor, up: torch.Tensor) -> int:
-        """Two matrices, their blocks by turns; `outputs` of both together."""
-        if self.weights.quantised:
-            blocks, num_bytes = packed_bytes(outputs, inputs, self.weights)
-            return self.arena.put((blocks, num_bytes), torch.uint8, lambda: pack_quantised_pair(gate, up, self.weights))
-        shape = packed_shape(outputs, inputs, self.dtype)
-        return self.arena.fill(shape, self.dtype, lambda memory: pack_pair(gate, up, memory))
-
-    def head(self, outputs: int, inputs: int, make: Callable[[], torch.Tensor]) -> int:
-        weights = WeightFormat.INT8 if self.weights is WeightFormat.INT4 else self.weights  # see quantised.h
-        return self._matrix(outputs, inputs, weights, make)
-
-    def _matrix(self, outputs: int, inputs: int, weights: WeightFormat, make: Callable[[], torch.Tensor]) -> int:
-        if weights.quantised:
-            sizes = packed_bytes(outputs, inputs, weights)
-            return self.arena.put(sizes, torch.uint8, lambda: pack_quantised(make(), weights))
-        shape = packed_shape(outputs, inputs, self.dtype)
-        return self.arena.fill(shape, self.dtype, lambda memory: pack_matrix(make(), memory))
 
     def vector(self, size: int, make: Callable[[], torch.Tensor]) -> int:
         return self.arena.put((size + -size % VECTOR_PADDING,), torch.float32, lambda: pack_vector(make()))
@@ -81,15 +56,8 @@ class _Layout:
     def layer(self, index: int, tensors: DecoderTensors) -> LayerAddresses:
         s, layer = self.shape, tensors.layer(index)
         attended, kept = s.num_heads * s.head_dim, s.num_kv_heads * s.head_dim
-        intermediate = s.intermediate + -s.intermediate % LANES
         mapped = self.mapped.get(index)
-        if mapped is not None:
-            qkv, output, gate_up, down = mapped.qkv, mapped.output, mapped.gate_up, mapped.down
-        else:
-            qkv = self.matrix(attended + 2 * kept, s.hidden, lambda: torch.cat((layer.q, layer.k, layer.v)))
-            output = self.matrix(s.hidden, attended, lambda: layer.output)
-            gate_up = self.pair(2 * intermediate, s.hidden, layer.gate, layer.up)
-            down = self.matrix(s.hidden, s.intermediate, lambda: layer.down)
+        matrices = self.layer_matrices(layer) if mapped is None else mapped.matrices
 
         def adapter(modules: tuple[str, ...], outputs: tuple[int, ...], inputs: int) -> AdapterAddresses:
             product = Adapted(modules, outputs, inputs, by_turns=len(modules) == 2)
@@ -97,10 +65,7 @@ class _Layout:
 
         projections = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj")
         return LayerAddresses(
-            qkv=qkv,
-            output=output,
-            gate_up=gate_up,
-            down=down,
+            *matrices,
             input_norm=self.vector(s.hidden, lambda: layer.input_norm),
             mlp_norm=self.vector(s.hidden, lambda: layer.mlp_norm),
             q_norm=self.optional_vector(layer.q_norm),

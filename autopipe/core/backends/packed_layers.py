@@ -20,11 +20,11 @@ import torch
 
 from autopipe.core.backends.fused_config import DecoderShape
 from autopipe.core.backends.fused_weights import LayerTensors
-from autopipe.core.backends.packed_arena import ALIGNMENT_BYTES
+from autopipe.core.backends.packed_arena import Arena
+from autopipe.core.backends.packed_matrices import LayerMatrices, MatrixPacker
 from autopipe.core.errors import ModelLoadError
+from autopipe.core.kernels.formats import WeightFormat
 from autopipe.core.kernels.loader import ABI_VERSION
-from autopipe.core.kernels.native import LANES
-from autopipe.core.kernels.packing import pack_matrix, pack_pair, packed_shape
 from autopipe.core.models.cache import cache_dir, make_once
 
 FOLDER = "packed-layers"
@@ -33,12 +33,9 @@ _WEIGHTS, _DIGEST = "weights.bin", "sha256"
 
 @dataclass(frozen=True, eq=False)
 class MappedLayer:
-    """Addresses of a layer's matrices, as of `LayerAddresses`, in read-only memory that lives as long as this."""
+    """A layer's matrices in read-only memory that lives as long as this."""
 
-    qkv: int
-    output: int
-    gate_up: int
-    down: int
+    matrices: LayerMatrices
     memory: npt.NDArray[np.uint8]
 
     @property
@@ -68,19 +65,21 @@ def map_layer(shape: DecoderShape, dtype: torch.dtype, tensors: LayerTensors) ->
 
 
 def _map(shape: DecoderShape, dtype: torch.dtype, tensors: LayerTensors, entry: Path) -> MappedLayer:
-    sizes = _sizes(shape, dtype)
-    offsets = [sum(sizes[:index]) for index in range(len(sizes))]
+    arena = Arena()
+    packer = MatrixPacker(arena, shape, dtype, WeightFormat.of(dtype))
+    offsets, num_bytes = packer.layer_matrices(tensors), arena.num_bytes
     found: list[npt.NDArray[np.uint8]] = []
 
     def build(folder: Path) -> None:
-        packed = torch.zeros(sum(sizes), dtype=torch.uint8)
-        rooms = (packed[at : at + size] for at, size in zip(offsets, sizes, strict=True))
-        _pack(shape, dtype, tensors, *rooms)
-        (folder / _WEIGHTS).write_bytes(packed.numpy().data)
-        (folder / _DIGEST).write_text(hashlib.sha256(packed.numpy().data).hexdigest())
+        memory = arena.allocate()
+        packer.layer_matrices(tensors)
+        packed = memory.tensor(0, (num_bytes,), torch.uint8).numpy().data
+        (folder / _WEIGHTS).write_bytes(packed)
+        (folder / _DIGEST).write_text(hashlib.sha256(packed).hexdigest())
+        memory.close()
 
     def is_damaged(entry: Path) -> bool:
-        memory = _open(entry, sum(sizes))
+        memory = _open(entry, num_bytes)
         if memory is not None:
             found.append(memory)
         return memory is None
@@ -89,8 +88,7 @@ def _map(shape: DecoderShape, dtype: torch.dtype, tensors: LayerTensors, entry: 
     if not found and is_damaged(entry):
         raise ModelLoadError(f"{entry} does not keep what is written to it; set AUTOPIPE_CACHE")
     memory = found[-1]
-    qkv, output, gate_up, down = (int(memory.ctypes.data) + offset for offset in offsets)
-    return MappedLayer(qkv, output, gate_up, down, memory)
+    return MappedLayer(LayerMatrices(*(int(memory.ctypes.data) + offset for offset in offsets)), memory)
 
 
 def _open(entry: Path, num_bytes: int) -> npt.NDArray[np.uint8] | None:
@@ -114,39 +112,3 @@ def _digest_of(tensors: LayerTensors) -> str:
     for matrix in matrices:
         digest.update(matrix.contiguous().view(torch.uint8).numpy().data)
     return digest.hexdigest()[:32]
-
-
-def _sizes(shape: DecoderShape, dtype: torch.dtype) -> list[int]:
-    """Bytes of qkv, output, gate_up and down, rounded up to the alignment."""
-    attended = shape.num_heads * shape.head_dim
-    intermediate = shape.intermediate + -shape.intermediate % LANES
-    sizes = (
-        (attended + 2 * shape.num_kv_heads * shape.head_dim, shape.hidden),
-        (shape.hidden, attended),
-        (2 * intermediate, shape.hidden),
-        (shape.hidden, shape.intermediate),
-    )
-    exact = [torch.Size(packed_shape(*size, dtype)).numel() * dtype.itemsize for size in sizes]
-    return [size + -size % ALIGNMENT_BYTES for size in exact]
-
-
-def _pack(
-    shape: DecoderShape,
-    dtype: torch.dtype,
-    tensors: LayerTensors,
-    qkv: torch.Tensor,
-    output: torch.Tensor,
-    gate_up: torch.Tensor,
-    down: torch.Tensor,
-) -> None:
-    """Pack the matrices into bytes."""
-
-    def numbers(room: torch.Tensor, outputs: int, inputs: int) -> torch.Tensor:
-        return room.view(dtype)[: torch.Size(packed_shape(outputs, inputs, dtype)).numel()]
-
-    rows = torch.cat((tensors.q, tensors.k, tensors.v))
-    pack_matrix(rows, numbers(qkv, *rows.shape))
-    pack_matrix(tensors.output, numbers(output, *tensors.output.shape))
-    intermediate = shape.intermediate + -shape.intermediate % LANES
-    pack_pair(tensors.gate, tensors.up, numbers(gate_up, 2 * intermediate, shape.hidden))
-    pack_matrix(tensors.down, numbers(down, *tensors.down.shape))

@@ -18,6 +18,7 @@ from autopipe.core.kernels.formats import WeightFormat
 from autopipe.core.kernels.native import VECTOR_PADDING, Memory, Team
 from autopipe.core.kernels.packing import pack_matrix, packed_shape
 from autopipe.core.kernels.quantise import pack_quantised, packed_bytes
+from autopipe.core.kernels.structs import MatmulJob
 
 _MAX_ROWS = 256
 _DTYPES = (torch.bfloat16, torch.float32)
@@ -45,7 +46,7 @@ class KernelLinear(torch.nn.Module):
         self._team = team
         self._store = store  # keeps the memory behind the packed weight
         self._float_bias = None if bias is None else bias.detach().float().contiguous()
-        self._job = native.MatmulJob(
+        self._job = MatmulJob(
             format=weights or WeightFormat.of(weight.dtype),
             inputs=self.in_features,
             outputs=self.out_features,

@@ -18,7 +18,7 @@
 // Numbers of the instruction sets, as in loader.py.
 enum AutopipeIsa { kIsaAvx512Bf16 = 1, kIsaAvx512 = 2, kIsaAvx2 = 3 };
 
-// Formats of packed weights, as in native.py.
+// Formats of packed weights, as in formats.py.
 enum AutopipeFormat { kFormatFp32 = 0, kFormatBf16 = 1, kFormatInt8 = 2, kFormatInt4 = 3 };
 
 namespace autopipe {

@@ -1,4 +1,4 @@
-// What a forward needs: the C structs Python fills (native.py mirrors them), and the buffers kept between calls.
+// What a forward needs: the C structs Python fills (structs.py mirrors them), and the buffers kept between calls.
 #pragma once
 
 #include <cstddef>

@@ -1,7 +1,7 @@
 """The native library's functions as Python objects: threads, memory, packed matrices, products, decoder models.
 
 Thin wrappers that own what they allocate. Values handed to the library are checked by the callers (the `fused`
-backend); structs mirror kernels/model.h.
+backend).
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Generator, Sequence
 from contextlib import contextmanager
-from ctypes import POINTER, Structure, c_float, c_int32, c_int64, c_size_t, c_void_p
+from ctypes import POINTER, c_int64, c_size_t, c_void_p
 from dataclasses import dataclass
 
 import torch
@@ -17,6 +17,18 @@ import torch
 from autopipe.core.errors import AutoPipeError
 from autopipe.core.kernels.formats import WeightFormat
 from autopipe.core.kernels.loader import INSTRUCTION_SETS, instruction_set, library, reason_missing
+from autopipe.core.kernels.structs import (
+    AdapterAddresses,
+    AdapterStruct,
+    BestStruct,
+    LayerWeightsStruct,
+    MatmulJob,
+    ModelAddresses,
+    ModelDescriptionStruct,
+    ModelShape,
+    PassStruct,
+    SegmentStruct,
+)
 
 LANES = 16
 """Outputs per block of a packed matrix."""
@@ -25,66 +37,17 @@ VECTOR_PADDING = 32
 """Norm weights and biases are padded with zeros to a multiple of this."""
 
 
-class _Adapter(Structure):
-    _fields_ = [
-        ("down", c_void_p), ("up", c_void_p), ("first", c_void_p), ("rank", c_int32), ("width", c_int32),
-    ]  # fmt: skip
-
-
-class _LayerWeights(Structure):
-    _fields_ = [
-        ("qkv", c_void_p), ("output", c_void_p), ("gate_up", c_void_p), ("down", c_void_p),
-        ("input_norm", c_void_p), ("mlp_norm", c_void_p), ("q_norm", c_void_p), ("k_norm", c_void_p),
-        ("qkv_bias", c_void_p),
-        ("qkv_adapter", _Adapter), ("output_adapter", _Adapter), ("gate_up_adapter", _Adapter),
-        ("down_adapter", _Adapter),
-    ]  # fmt: skip
-
-
-class _ModelDescription(Structure):
-    _fields_ = [
-        ("isa", c_int32), ("format", c_int32), ("num_layers", c_int32), ("hidden", c_int32), ("intermediate", c_int32),
-        ("num_heads", c_int32), ("num_kv_heads", c_int32), ("head_dim", c_int32), ("vocab", c_int32),
-        ("page_tokens", c_int32), ("norm_epsilon", c_float), ("attention_scale", c_float),
-        ("layers", POINTER(_LayerWeights)), ("final_norm", c_void_p), ("head", c_void_p), ("embedding", c_void_p),
-        ("screen", c_void_p), ("screen_norms", c_void_p),
-    ]  # fmt: skip
-
-
-class _Best(Structure):
-    _fields_ = [("logit", c_float), ("id", c_int32)]
-
-
-class _Segment(Structure):
-    _fields_ = [("rows", c_int64), ("position", c_int64), ("pages", POINTER(c_void_p))]
-
-
-class _Pass(Structure):
-    _fields_ = [
-        ("ids", POINTER(c_int64)), ("segments", POINTER(_Segment)), ("num_segments", c_int64),
-        ("rope_cos", c_void_p), ("rope_sin", c_void_p),
-        ("logit_rows", POINTER(c_int64)), ("num_logits", c_int64), ("logits", c_void_p), ("best", POINTER(_Best)),
-    ]  # fmt: skip
-
-
-class MatmulJob(Structure):
-    _fields_ = [
-        ("format", c_int32), ("rows", c_int32), ("inputs", c_int32), ("outputs", c_int32), ("bf16_rows", c_int32),
-        ("x", c_void_p), ("weights", c_void_p), ("bias", c_void_p), ("out", c_void_p), ("converted", c_void_p),
-    ]  # fmt: skip
-
-
 _SIGNATURES: dict[str, tuple[type | None, list[type]]] = {
     "autopipe_allocate": (c_void_p, [c_size_t]),
     "autopipe_free": (None, [c_void_p, c_size_t]),
     "autopipe_team_create": (c_void_p, [ctypes.c_int]),
     "autopipe_team_keep_awake": (None, [c_void_p, ctypes.c_int]),
     "autopipe_team_destroy": (None, [c_void_p]),
-    "autopipe_page_elements": (c_size_t, [POINTER(_ModelDescription)]),
+    "autopipe_page_elements": (c_size_t, [POINTER(ModelDescriptionStruct)]),
     "autopipe_can_screen": (ctypes.c_int, [ctypes.c_int, ctypes.c_int]),
-    "autopipe_model_create": (c_void_p, [POINTER(_ModelDescription), c_void_p]),
+    "autopipe_model_create": (c_void_p, [POINTER(ModelDescriptionStruct), c_void_p]),
     "autopipe_model_destroy": (None, [c_void_p]),
-    "autopipe_forward": (ctypes.c_int, [c_void_p, POINTER(_Pass)]),
+    "autopipe_forward": (ctypes.c_int, [c_void_p, POINTER(PassStruct)]),
     "autopipe_matmul": (ctypes.c_int, [ctypes.c_int, POINTER(MatmulJob), c_void_p]),
     "autopipe_pack": (
         None,
@@ -208,64 +171,6 @@ def isa_number(isa: str | None) -> int:
 
 
 @dataclass(frozen=True)
-class AdapterAddresses:
-    """Addresses of what LoRA adds to a product, and its sizes; down 0: nothing. See Adapter in model.h."""
-
-    down: int = 0
-    up: int = 0
-    first: int = 0
-    rank: int = 0
-    width: int = 0
-
-
-@dataclass(frozen=True)
-class LayerAddresses:
-    """Addresses of one layer's packed weights; 0: absent. See LayerWeights in model.h."""
-
-    qkv: int
-    output: int
-    gate_up: int
-    down: int
-    input_norm: int
-    mlp_norm: int
-    q_norm: int
-    k_norm: int
-    qkv_bias: int
-    qkv_adapter: AdapterAddresses = AdapterAddresses()
-    output_adapter: AdapterAddresses = AdapterAddresses()
-    gate_up_adapter: AdapterAddresses = AdapterAddresses()
-    down_adapter: AdapterAddresses = AdapterAddresses()
-
-
-@dataclass(frozen=True)
-class ModelAddresses:
-    """Addresses of a model's packed weights; embedding 0: read from `head` (tied); screen 0: none."""
-
-    layers: tuple[LayerAddresses, ...]
-    final_norm: int
-    head: int
-    embedding: int
-    screen: int = 0
-    screen_norms: int = 0
-
-
-@dataclass(frozen=True)
-class ModelShape:
-    """Sizes of a decoder of the Llama family; see ModelDescription in model.h."""
-
-    format: WeightFormat
-    hidden: int
-    intermediate: int
-    num_heads: int
-    num_kv_heads: int
-    head_dim: int
-    vocab: int
-    page_tokens: int
-    norm_epsilon: float
-    attention_scale: float
-
-
-@dataclass(frozen=True)
 class Segment:
     """Consecutive tokens of one sequence in a forward.
 
@@ -286,14 +191,14 @@ class NativeModel:
 
     def __init__(self, shape: ModelShape, weights: ModelAddresses, team: Team, isa: str | None = None) -> None:
         self._native = native_library()
-        self._layers = (_LayerWeights * len(weights.layers))()
+        self._layers = (LayerWeightsStruct * len(weights.layers))()
         for index, layer in enumerate(weights.layers):
             for field, value in vars(layer).items():
                 if isinstance(value, AdapterAddresses):
-                    setattr(self._layers[index], field, _Adapter(*vars(value).values()))
+                    setattr(self._layers[index], field, AdapterStruct(*vars(value).values()))
                 else:
                     setattr(self._layers[index], field, value or None)
-        self._description = _ModelDescription(
+        self._description = ModelDescriptionStruct(
             isa_number(isa), shape.format, len(weights.layers), shape.hidden, shape.intermediate,
             shape.num_heads, shape.num_kv_heads, shape.head_dim, shape.vocab, shape.page_tokens,
             shape.norm_epsilon, shape.attention_scale,
@@ -326,7 +231,7 @@ class NativeModel:
 
         The weights must have a screen.
         """
-        best = (_Best * sum(segment.num_logits for segment in segments))()
+        best = (BestStruct * sum(segment.num_logits for segment in segments))()
         self._pass(segments, rope, None, best)
         return [found.id for found in best]
 
@@ -335,15 +240,15 @@ class NativeModel:
         segments: Sequence[Segment],
         rope: tuple[torch.Tensor, torch.Tensor],
         logits: int | None,
-        best: ctypes.Array[_Best] | None,
+        best: ctypes.Array[BestStruct] | None,
     ) -> None:
         ids: list[int] = []
         logit_rows: list[int] = []
         for segment in segments:
             ids += segment.ids
             logit_rows += range(len(ids) - segment.num_logits, len(ids))
-        parts = (_Segment * len(segments))(*(_Segment(len(s.ids), s.position, s.pages) for s in segments))
-        call = _Pass(
+        parts = (SegmentStruct * len(segments))(*(SegmentStruct(len(s.ids), s.position, s.pages) for s in segments))
+        call = PassStruct(
             (c_int64 * len(ids))(*ids), parts, len(segments),
             rope[0].data_ptr(), rope[1].data_ptr(),
             (c_int64 * len(logit_rows))(*logit_rows), len(logit_rows), logits, best,

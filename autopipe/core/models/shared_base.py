@@ -41,8 +41,11 @@ def is_layer_matrix(module: str) -> bool:
 def layers_of_drafters(stages: Iterable[StagePlan], target: StagePlan) -> tuple[int, ...]:
     """Layers of `target` that drafters among `stages` are made of: what its process is to share with theirs.
 
-    Drafters that cannot be read have none here; loading them says what is wrong.
+    Drafters that cannot be read have none here; loading them says what is wrong. A target with an adapter of its own
+    has other weights than they.
     """
+    if target.adapter is not None:
+        return ()
     layers: set[int] = set()
     for stage in stages:
         if stage.adapter is None or not _same_weights(stage, target):

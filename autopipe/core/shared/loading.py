@@ -129,8 +129,7 @@ def load_model(
         memory = _drafter_memory(shape, dtype.itemsize, target)
     sizes["max_length"], sizes["kv_bytes"] = memory
     weights = {Dtype.INT8: WeightFormat.INT8, Dtype.INT4: WeightFormat.INT4}.get(stage.dtype)
-    layers = () if stage.adapter is not None else shared_layers
-    runner = batch_runner(config, state, device=info.device, weights=weights, shared_layers=layers, **sizes)
+    runner = batch_runner(config, state, device=info.device, weights=weights, shared_layers=shared_layers, **sizes)
     return LoadedModel(runner, f"{info.reason}; {runner.description}")
 
 

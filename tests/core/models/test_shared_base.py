@@ -56,6 +56,11 @@ def test_none_of_other_models_in_other_numbers_or_without_a_drafter(folders: dic
         assert layers_of_drafters([other], stage(target, dtype="bf16")) == ()
 
 
+def test_a_target_with_an_adapter_of_its_own_has_other_weights(folders: dict[str, str]) -> None:
+    drafter = stage(folders["target"], adapter=folders["chat"])
+    assert layers_of_drafters([drafter], stage(folders["target"], adapter="some/lora")) == ()
+
+
 def test_a_drafter_that_cannot_be_read_is_for_its_own_stage_to_report(folders: dict[str, str], tmp_path: Path) -> None:
     broken = tmp_path / "broken"
     broken.mkdir()
