@@ -122,6 +122,25 @@ def test_figures_that_training_always_had_are_taken_for_usual_where_they_are_mis
     assert not np.allclose(network(there), network(usual), atol=1e-4), "figures that are there count"
 
 
+def test_a_machine_without_telemetry_gets_the_decision_of_one_with_the_usual_telemetry(tmp_path: Path) -> None:
+    _, (figures, flags) = optional_figures(CONFIG)
+    mean, std = torch.full((SIZE,), 0.4), torch.full((SIZE,), 0.05)
+    mean[flags] = 0.0
+    random = {"layers.1.weight": torch.randn(sum(NVEC), 16)}
+    folder = saved(tmp_path, normalised=True, tensors={"mean": mean, "std": std, **random})
+    seen, decisions = observation(), []
+    for value, missing in ((0.4, 0.0), (0.0, 1.0)):
+        policy = make_policy(folder)
+        policy.reset(situation())
+        telemetry = {
+            "telemetry": np.full(figures.stop - figures.start, value, dtype=np.float32),
+            "telemetry_missing": np.full(flags.stop - flags.start, missing, dtype=np.float32),
+        }
+        policy.act({**seen, **telemetry}, info(situation().codec.off()))
+        decisions.append(policy.explain().text)
+    assert decisions[0] == decisions[1]
+
+
 def test_the_places_of_figures_are_those_of_the_features() -> None:
     for name, (figures, flags) in zip(("step_time", "telemetry"), optional_figures(CONFIG), strict=True):
         for part, place in ((name, figures), (f"{name}_missing", flags)):

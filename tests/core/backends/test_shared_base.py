@@ -237,6 +237,16 @@ def test_attaching_and_changing_drafters_never_changes_the_targets_logits_by_one
     assert all(torch.equal(STATE[name], tensor) for name, tensor in before.items())
 
 
+def test_a_layer_with_a_matrix_that_the_adapter_saved_in_full_is_not_the_targets(chat: str, copy: Path) -> None:
+    tensors = load_file(copy / "adapter_model.safetensors")
+    module = "base_model.model.model.layers.0.self_attn.q_proj"
+    del tensors[f"{module}.lora_A.weight"], tensors[f"{module}.lora_B.weight"]
+    tensors[f"{module}.weight"] = 2 * STATE["model.layers.0.self_attn.q_proj.weight"]
+    save_file(tensors, copy / "adapter_model.safetensors")
+    whole, without = (_backend(folder)._loaded[folder].weights for folder in (chat, str(copy)))
+    assert without.shared_bytes == whole.shared_bytes * 2 // 3
+
+
 def test_of_the_target_nothing_is_copied(chat: str, empty_cache: Path) -> None:
     backend = _backend(chat)
     assert backend._embedding.data_ptr() == STATE["model.embed_tokens.weight"].data_ptr()
