@@ -188,11 +188,11 @@ class TurnsHost(_Host):
 class SharedHost(_Host):
     """An engine in which many requests share one target."""
 
-    sharing = "batched"
-
     def __init__(self, pipe: AutoPipe) -> None:
         super().__init__(pipe)
         self._shared: SharedEngine = self.engine
+        one_by_one = self.engine.facts(self.plan.names()[-1]).get("one_by_one", False)
+        self.sharing = "by turns, step by step" if one_by_one else "batched"
 
     def submit(self, prompt: Sequence[int], params: SamplingParams, **options: Any) -> RequestHandle:
         return self._submit(prompt, params, options)

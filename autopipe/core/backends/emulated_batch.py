@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 import torch
 
+from autopipe.core.backends.batch import BatchRunner, Segment
 from autopipe.core.backends.emulated import EmulatedBackend
-from autopipe.core.backends.fused_batch import BatchRunner, Segment
 from autopipe.core.plan import EmulatedStage
 
 

@@ -1,192 +1,23 @@
-"""Many sequences in one forward of the fused backend, each with its own KV cache.
+"""Many sequences in one forward of the fused backend.
 
 One pass over the weights serves the rows of all sequences, so eight rows of eight sequences cost little more than one.
-A row's logits are bitwise the same whatever else is computed beside it, and however its sequence's tokens were
-grouped into calls: a sequence never notices its company.
 """
 
 from __future__ import annotations
 
 import logging
-from abc import ABC, abstractmethod
-from collections.abc import Collection, Mapping, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Collection, Mapping
+from typing import Any
 
 import torch
 
-from autopipe.core.backends.base import best_ids
+from autopipe.core.backends.batch import BatchRunner
 from autopipe.core.backends.fused_config import reason_unfit, shape_of
-from autopipe.core.errors import ConfigError, ContextLengthError, RollbackError, UnsupportedModelError
+from autopipe.core.errors import ConfigError, UnsupportedModelError
 from autopipe.core.kernels import has_kernels, reason_missing
 from autopipe.core.kernels.formats import WeightFormat
 
 _logger = logging.getLogger(__name__)
-
-
-class Segment(NamedTuple):
-    """Tokens to append to one sequence; logits are wanted after the last `num_logits` of them (0 to all)."""
-
-    slot: int
-    ids: Sequence[int]
-    num_logits: int
-
-
-class BatchRunner(ABC):
-    """A decoder and the KV caches of `slots` sequences, numbered from 0. For one thread.
-
-    Attributes:
-        max_length: longest sequence in tokens.
-        vocab_size: rows of the output head.
-        weight_bytes: read by one forward, whatever the number of rows.
-        kv_bytes_per_token: of one sequence.
-        page_tokens: the step in which a sequence's memory grows; 1 where there are no pages.
-        shortfalls: what could not be had as asked, in words.
-    """
-
-    weight_bytes: int
-    kv_bytes_per_token: int
-    page_tokens: int = 1
-    shortfalls: tuple[str, ...] = ()
-
-    def __init__(self, slots: int, vocab_size: int, max_length: int) -> None:
-        self.slots, self.vocab_size, self.max_length = slots, vocab_size, max_length
-        self._lengths = [0] * slots
-
-    @property
-    @abstractmethod
-    def description(self) -> str:
-        """What computes, in words."""
-
-    def length(self, slot: int) -> int:
-        """Tokens in a slot's cache."""
-        return self._lengths[self._checked(slot)]
-
-    def forward(self, segments: Sequence[tuple[int, Sequence[int], int]]) -> torch.Tensor:
-        """Append tokens to sequences.
-
-        Args:
-            segments: (slot, ids, num_logits) each, or `Segment`s: ids go to the end of the slot's sequence; logits are
-                wanted after the last num_logits of them (0 while a prompt is read). Each slot at most once.
-
-        Returns:
-            fp32 [sum of num_logits, vocab_size], the segments' rows in order; valid until the next call.
-
-        Raises:
-            ConfigError: no segment, an unknown slot or one given twice, no ids, an id outside the vocabulary, or
-                num_logits beyond the ids. No cache is changed.
-            ContextLengthError: a sequence would exceed max_length. No cache is changed.
-            KVMemoryError: no room for the new tokens' keys and values. No sequence has grown.
-        """
-        checked = self._checked_segments(segments)
-        logits = self._run(checked)
-        self._grow(checked)
-        return logits
-
-    def best(self, segments: Sequence[tuple[int, Sequence[int], int]]) -> list[int]:
-        """As `forward`, but of each row of logits only the lowest id of the largest; -1: there is none above -inf."""
-        checked = self._checked_segments(segments)
-        found = self._run_best(checked)
-        self._grow(checked)
-        return found
-
-    def prepare_best(self) -> None:  # noqa: B027 - optional hook
-        """Make `best` as fast as it can be; may take a second and some memory."""
-
-    def rollback(self, slot: int, length: int) -> None:
-        """Forget a sequence's tokens at positions >= length.
-
-        Raises:
-            RollbackError: length is negative or beyond the sequence.
-        """
-        held = self.length(slot)
-        if not 0 <= length <= held:
-            raise RollbackError(f"cannot roll slot {slot} back to {length}; it holds {held} tokens")
-        self._truncate(slot, length)
-        self._lengths[slot] = length
-
-    def reset(self, slot: int) -> None:
-        """Forget a sequence and give its memory back."""
-        self.rollback(slot, 0)
-
-    def copy_prefix(self, source: int, destination: int, length: int) -> None:
-        """Make the first `length` tokens of a sequence those of another slot, whose own are forgotten.
-
-        Raises:
-            ConfigError: the slots are the same or unknown, or the source is shorter. Nothing is changed.
-            KVMemoryError: no room; the destination is empty then.
-        """
-        if source == destination:
-            raise ConfigError("destination", destination, "another slot than the source")
-        if not 0 <= length <= self.length(source):
-            raise ConfigError("length", length, f"0 to the {self.length(source)} tokens of slot {source}")
-        self.reset(destination)
-        self._copy_prefix(source, destination, length)
-        self._lengths[destination] = length
-
-    @abstractmethod
-    def _run(self, segments: Sequence[Segment]) -> torch.Tensor:
-        """`forward` with checked segments; must leave every sequence usable when it raises."""
-
-    def _run_best(self, segments: Sequence[Segment]) -> list[int]:
-        return best_ids(self._run(segments))
-
-    @abstractmethod
-    def _truncate(self, slot: int, length: int) -> None: ...
-
-    @abstractmethod
-    def _copy_prefix(self, source: int, destination: int, length: int) -> None: ...
-
-    @abstractmethod
-    def set_threads(self, threads: int) -> None:
-        """Compute with so many threads from the next call on; results do not change."""
-
-    @property
-    def capacity_tokens(self) -> int | None:
-        """Tokens that all sequences may have together; None: no bound."""
-        return None
-
-    def free_tokens(self) -> int | None:
-        """Tokens for which free pages are left, partly filled ones not counted; None: no bound."""
-        return None
-
-    @abstractmethod
-    def kv_bytes_in_use(self) -> int:
-        """Memory that sequences hold; shared pages count once."""
-
-    @abstractmethod
-    def close(self) -> None:
-        """Free weights and caches; the runner is not used afterwards."""
-
-    def _checked_segments(self, segments: Sequence[tuple[int, Sequence[int], int]]) -> list[Segment]:
-        checked = [self._checked_segment(Segment(*segment)) for segment in segments]
-        if not checked or len({segment.slot for segment in checked}) < len(checked):
-            raise ConfigError("segments", [segment.slot for segment in checked], "one or more different slots")
-        return checked
-
-    def _grow(self, segments: Sequence[Segment]) -> None:
-        for segment in segments:
-            self._lengths[segment.slot] += len(segment.ids)
-
-    def _checked(self, slot: int) -> int:
-        if not 0 <= slot < self.slots:
-            raise ConfigError("slot", slot, f"0 to {self.slots - 1}")
-        return slot
-
-    def _checked_segment(self, segment: Segment) -> Segment:
-        slot, ids, num_logits = segment
-        length = self.length(slot)
-        if not len(ids):
-            raise ConfigError("ids", list(ids), "at least one token id")
-        if min(ids) < 0 or max(ids) >= self.vocab_size:
-            wrong = next(token for token in ids if not 0 <= token < self.vocab_size)
-            raise ConfigError("ids", wrong, f"0 to {self.vocab_size - 1}")
-        if not 0 <= num_logits <= len(ids):
-            raise ConfigError("num_logits", num_logits, f"0 to the {len(ids)} ids")
-        if length + len(ids) > self.max_length:
-            raise ContextLengthError(
-                f"slot {slot}: {length} + {len(ids)} tokens exceed the context of {self.max_length}"
-            )
-        return segment
 
 
 def batch_runner(

@@ -8,7 +8,7 @@ from collections.abc import Collection, Mapping, Sequence
 import torch
 
 from autopipe.core.affinity import usable_cores
-from autopipe.core.backends.fused_batch import BatchRunner, Segment
+from autopipe.core.backends.batch import BatchRunner, Segment
 from autopipe.core.backends.fused_config import DecoderShape
 from autopipe.core.backends.kv_pages import PagePool
 from autopipe.core.backends.packed_decoder import PackedDecoder

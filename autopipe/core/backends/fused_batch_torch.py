@@ -6,12 +6,12 @@ sequence, and the price is a slower reading of prompts.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 import torch
 
-from autopipe.core.backends.fused_batch import BatchRunner, Segment
+from autopipe.core.backends.batch import Segment, TurnsBatchRunner
 from autopipe.core.backends.fused_config import DecoderShape
 from autopipe.core.backends.fused_torch import CHUNK_TOKENS, EXACT_ROWS, TorchDecoder
 from autopipe.core.errors import KVMemoryError
@@ -26,8 +26,8 @@ class _Cache:
     capacity: int = 0
 
 
-class TorchBatchRunner(BatchRunner):
-    """One copy of the weights; sequences take turns."""
+class TorchBatchRunner(TurnsBatchRunner):
+    """See the module."""
 
     def __init__(
         self,
@@ -71,18 +71,10 @@ class TorchBatchRunner(BatchRunner):
         cache.keys, cache.values, cache.capacity = decoder.keys, decoder.values, decoder.capacity
 
     @torch.inference_mode()
-    def _run(self, segments: Sequence[Segment]) -> torch.Tensor:
-        logits = [torch.empty(0, self.vocab_size)]
-        for segment in segments:
-            length = self._lengths[segment.slot]
-            self._load(segment.slot, length + len(segment.ids))
-            logits += self._blocks(segment, length)
-        return torch.cat(logits)
-
-    def _blocks(self, segment: Segment, length: int) -> list[torch.Tensor]:
-        """Logits of a segment's wanted rows, block by block."""
+    def _run_one(self, segment: Segment, length: int) -> torch.Tensor:
+        self._load(segment.slot, length + len(segment.ids))
         decoder, device = self._decoder, self._decoder.device
-        logits = []
+        logits = [torch.empty(0, self.vocab_size)]
         for begin in range(0, len(segment.ids), EXACT_ROWS):
             ids = list(segment.ids[begin : begin + EXACT_ROWS])
             padding = [0] * (EXACT_ROWS - len(ids))
@@ -96,7 +88,7 @@ class TorchBatchRunner(BatchRunner):
             wanted = min(len(ids), segment.num_logits - (len(segment.ids) - begin - len(ids)))
             if wanted > 0:
                 logits.append(decoder.logits(hidden)[len(ids) - wanted : len(ids)].cpu())
-        return logits
+        return torch.cat(logits)
 
     def _truncate(self, slot: int, length: int) -> None:
         if length == 0:

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from autopipe.core.backends.base import best_ids
-from autopipe.core.backends.fused_batch import Segment
+from autopipe.core.backends.batch import Segment
 from autopipe.core.backends.fused_batch_native import NativeBatchRunner
 from autopipe.core.backends.fused_config import shape_of
 from autopipe.core.backends.shared_base import Drafter, input_embedding, reason_unfit_drafter

@@ -23,7 +23,13 @@ from autopipe.core.affinity import usable_cores
 from autopipe.core.backends.base import CostNotes, StageBackend
 from autopipe.core.backends.transformers_attention import NAME as ATTENTION
 from autopipe.core.backends.transformers_attention import QUERY_ROWS, Block, attending_in
-from autopipe.core.backends.transformers_cache import RollbackLayer, Step, rollback_cache, unfit_reason
+from autopipe.core.backends.transformers_cache import (
+    HeldSequence,
+    RollbackLayer,
+    Step,
+    rollback_cache,
+    unfit_reason,
+)
 from autopipe.core.backends.transformers_check import check_at_load
 from autopipe.core.backends.transformers_layout import KEY_BLOCK, UNLIMITED, Grid, Layout, long_from
 from autopipe.core.backends.transformers_linear import KernelLinears, fits_kernels, weight_bytes
@@ -129,9 +135,8 @@ class TransformersBackend(StageBackend):
         self._keeps_logits = "logits_to_keep" in inspect.signature(type(self._model).forward).parameters
         self._cache_argument = _cache_argument(self._model)
         self.device_map = dict(device_map) if isinstance(device_map, dict) else None
-        self._ids: list[int] = []
         self._step = Step()
-        self._cache = rollback_cache(config, self._step)
+        self.sequence = self.new_sequence()
         if check:
             check_at_load(self)
         if self._linears is not None:
@@ -140,6 +145,19 @@ class TransformersBackend(StageBackend):
     @property
     def length(self) -> int:
         return len(self._ids)
+
+    @property
+    def sequence(self) -> HeldSequence:
+        """What the backend works on. Another one takes its place by being put here; nothing is copied."""
+        return HeldSequence(self._ids, self._cache)
+
+    @sequence.setter
+    def sequence(self, held: HeldSequence) -> None:
+        self._ids, self._cache = held.ids, held.cache
+
+    def new_sequence(self) -> HeldSequence:
+        """An empty sequence for `sequence`."""
+        return HeldSequence([], rollback_cache(self._model.config, self._step))
 
     @property
     def model(self) -> Any:

@@ -132,6 +132,20 @@ class RollbackLayer(DynamicLayer):  # type: ignore[misc]  # transformers is not 
         self.is_initialized = True
 
 
+@dataclass(slots=True)
+class HeldSequence:
+    """A sequence: its tokens, and what is cached of them."""
+
+    ids: list[int]
+    cache: Cache
+
+    @property
+    def capacity(self) -> int:
+        """Positions for which there is memory."""
+        layers = (layer for layer in self.cache.layers if isinstance(layer, RollbackLayer) and layer.is_initialized)
+        return max((int(layer.keys.shape[2]) for layer in layers), default=0)
+
+
 def rollback_cache(config: Any, step: Step) -> Cache:
     """A cache of `RollbackLayer`s for a model of this config. Call `unfit_reason` first."""
     layers: list[Any] = []

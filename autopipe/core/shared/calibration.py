@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 
-from autopipe.core.backends.fused_batch import BatchRunner
+from autopipe.core.backends.batch import BatchRunner
 from autopipe.core.gating import StepCosts
 from autopipe.core.plan import EmulatedStage
 

@@ -286,7 +286,8 @@ class SharedConductor(ConductorBase):
     def _take_step(self, step: Message) -> None:
         self.cache, self._losses = step["cache"], 0
         if self.costs is not None and not step["prefill"]:
-            self.costs.observe(step["rows"], max(step["forward"], 1) / 1e9)
+            for num_rows, nanoseconds in step["passes"]:
+                self.costs.observe(num_rows, nanoseconds / 1e9)
         for served in step["served"]:
             request = self._open.get(served["request"])
             if request is not None:  # else it was cancelled meanwhile

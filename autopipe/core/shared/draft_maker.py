@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
-from autopipe.core.gating import StepCosts
+from autopipe.core.gating import StepCosts, best_length
 from autopipe.core.ngram import NgramDrafter
 from autopipe.core.shared.drafting import DraftingConfig
 from autopipe.core.shared.drafts import share_rows
@@ -31,6 +31,7 @@ class DraftMaker:
     Args:
         max_length: of the target.
         costs: seconds of its forward by rows.
+        one_by_one: it serves requests one after another: drafts cost each what they would alone.
 
     Attributes:
         drafting: what is wanted of the plan in force.
@@ -40,13 +41,14 @@ class DraftMaker:
         failed: called with key and name of a neural drafter that has raised, and what; it is gone then.
     """
 
-    def __init__(self, max_length: int, options: SharingOptions, costs: StepCosts) -> None:
+    def __init__(self, max_length: int, options: SharingOptions, costs: StepCosts, *, one_by_one: bool = False) -> None:
         self.drafting = DraftingConfig()
         self.drafters: dict[str, SharedDrafter] = {}
         self.gate = WindowGate()
         self.make_gate: Callable[[], WindowGate] = WindowGate
         self.failed: Callable[[str, str, Exception], None] = lambda key, name, error: None
         self._max_length, self._max_rows, self._costs = max_length, options.max_rows, costs
+        self._one_by_one = one_by_one
         self._ngrams: NgramSource | None = None
         self._chain: list[SharedDrafter] = []
         self._trial: SharedRequest | None = None  # it drafts the whole window until it has once
@@ -143,7 +145,9 @@ class DraftMaker:
             return {}
         proposals = [self._ngrams.propose(request, [], self._limit(request)) for request in requests]
         counts = [fair] * len(requests)
-        if self.drafting.gate:
+        if self.drafting.gate and self._one_by_one:
+            counts = [min(fair, best_length(chances, self._costs)) for _, chances in proposals]
+        elif self.drafting.gate:
             counts = share_rows([chances for _, chances in proposals], self._costs, base_rows, float(base_rows), room)
         return {each.id: ids[:count] for each, (ids, _), count in zip(requests, proposals, counts, strict=True)}
 
@@ -185,7 +189,8 @@ class DraftMaker:
         if not self._chain:
             return dict.fromkeys((request.id for request in answering), 0)
         whole = self.drafting.window
-        common = self.gate.window(len(answering), whole, base_rows, self._costs)
+        num_together = 1 if self._one_by_one else len(answering)
+        common = self.gate.window(num_together, whole, base_rows, self._costs)
         if self.gate.trial_is_due() and self._trial is None and answering:
             self._trials += 1
             self._trial = answering[self._trials % len(answering)]

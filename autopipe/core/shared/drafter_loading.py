@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from queue import Empty, SimpleQueue
 from typing import Any
 
-from autopipe.core.backends.fused_batch import BatchRunner
+from autopipe.core.backends.batch import BatchRunner
 from autopipe.core.shared.calibration import measure
 from autopipe.core.shared.drafting import NeuralDrafting
 from autopipe.core.shared.loading import load_model
@@ -66,7 +66,7 @@ class DrafterLoader:
             facts = {
                 "vocab_size": runner.vocab_size,
                 "max_length": runner.max_length,
-                "exact": True,
+                "exact": runner.exact,
                 "choice": reason,
                 "load_s": load_s,
                 "step_ms": {n: 1e3 * drafter.costs.seconds(n) for n in (1, 2, 4, 8)},

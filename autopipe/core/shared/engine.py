@@ -110,10 +110,13 @@ class SharedEngine(EngineBase[SharedConductor]):
         """
         return next(iter(self._conductor.progress().items()), None)
 
-    def step_s(self, num_rows: int) -> float | None:
-        """Seconds of the target's step with so many rows, as measured lately; None before anything was."""
+    def step_s(self, num_requests: int) -> float | None:
+        """Seconds of a step with a token for each of so many requests, as measured lately; None before anything was."""
         costs = self._conductor.costs
-        return None if costs is None else costs.seconds(num_rows)
+        if costs is None:
+            return None
+        one_by_one = self._conductor.target_facts.get("one_by_one", False)
+        return num_requests * costs.seconds(1) if one_by_one else costs.seconds(num_requests)
 
     def load_factor(self) -> float:
         """Seconds of plain decoding's step with the requests that run now, relative to a step with one."""

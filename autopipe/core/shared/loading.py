@@ -13,8 +13,8 @@ from autopipe.core.plan import BackendName, Dtype, Mode, Plan, StagePlan, Verifi
 from autopipe.core.shared.options import SharingOptions
 
 if TYPE_CHECKING:
-    from autopipe.core.backends.fused_batch import BatchRunner
-    from autopipe.core.backends.fused_config import DecoderShape
+    from autopipe.core.backends.batch import BatchRunner
+    from autopipe.core.backends.load import StageInfo
 
 _DEFAULT_KV_SHARE = 0.25
 """Of the memory that is free for the caches on the target's device when it is loaded."""
@@ -36,11 +36,8 @@ def reason_unshareable(plan: Plan) -> str | None:
         return "under rejection sampling the text would depend on the other requests; equality verification is shared"
     if any(_has_own_place(stage) for stage in neural):
         return "a drafter with cores or a share of the GPU of its own has its own process, which serves one request"
-    for stage in (*neural, plan.target):
-        if stage.backend is BackendName.TRANSFORMERS:
-            return "the transformers backend holds one sequence; the fused backend shares"
-        if stage.device_map is not None:
-            return "a model spread over devices holds one sequence"
+    if any(stage.device_map is not None for stage in (*neural, plan.target)):
+        return "a model spread over devices holds one sequence"
     return None
 
 
@@ -84,8 +81,8 @@ def load_model(
         shared_layers: layers of the model that drafters in other processes are made of.
 
     Raises:
-        ConfigError, ModelLoadError: as `load_backend`; or kv_bytes holds no sequence of the context's length.
-        UnsupportedModelError: only the fused backend (and emulated stages) can share.
+        ConfigError, ModelLoadError, UnsupportedModelError: as `load_backend`; or kv_bytes holds no sequence of the
+            context's length.
     """
     slots = options.max_active + (options.cached_sequences if options.prefix_cache else 0)
     if stage.emulated is not None:
@@ -101,8 +98,8 @@ def load_model(
     from autopipe.core.models.spec import resolve
 
     info = check_stage(stage)
-    if info.backend is not BackendName.FUSED:
-        raise UnsupportedModelError(f"{stage.model}: requests can share only the fused backend; {info.reason}")
+    if info.backend is BackendName.TRANSFORMERS:
+        return _load_one_by_one(stage, info, options, threads, target)
     import torch
 
     dtype: torch.dtype = getattr(torch, info.dtype.removeprefix("torch."))
@@ -115,22 +112,40 @@ def load_model(
 
         folder = adapter_folder(str(stage.adapter))
         shape = replace(shape, num_layers=len(read_drafter_info(folder).layers))
-        sizes["max_length"], sizes["kv_bytes"] = _drafter_memory(shape, dtype.itemsize, target)
+        per_token = int(_PADDING * shape.kv_numbers_per_token * dtype.itemsize)
+        sizes["max_length"], sizes["kv_bytes"] = _drafter_memory(shape.max_positions, per_token, target)
         drafter = SharedBaseBatchRunner(config, lambda: load_state(source, dtype), folder, **sizes)
         return LoadedModel(drafter, f"{info.reason}; {drafter.description}")
     available = available_memory(info.device)
     state = load_state(source, dtype, adapter=stage.adapter)
     if info.device.startswith("cuda"):  # where the weights go next
         available -= sum(tensor.nbytes for tensor in state.values())
-    memory: tuple[int, int | None]
-    if target is None:
-        memory = _memory(shape, dtype.itemsize, options.kv_bytes, max(0, available))
-    else:
-        memory = _drafter_memory(shape, dtype.itemsize, target)
-    sizes["max_length"], sizes["kv_bytes"] = memory
+    per_token = int(_PADDING * shape.kv_numbers_per_token * dtype.itemsize)
+    sizes["max_length"], sizes["kv_bytes"] = _memory(
+        shape.max_positions, per_token, options.kv_bytes, available, target
+    )
     weights = {Dtype.INT8: WeightFormat.INT8, Dtype.INT4: WeightFormat.INT4}.get(stage.dtype)
     runner = batch_runner(config, state, device=info.device, weights=weights, shared_layers=shared_layers, **sizes)
     return LoadedModel(runner, f"{info.reason}; {runner.description}")
+
+
+def _load_one_by_one(
+    stage: StagePlan, info: StageInfo, options: SharingOptions, threads: int | None, target: BatchRunner | None
+) -> LoadedModel:
+    """A model on the transformers backend."""
+    from autopipe.core.backends.load import load_backend
+    from autopipe.core.backends.transformers import TransformersBackend
+    from autopipe.core.backends.transformers_batch import TransformersBatchRunner
+
+    # A drafter need not round alike in any company: it has the fastest shapes.
+    backend = load_backend(stage, exact=target is None, threads=threads)
+    if not isinstance(backend, TransformersBackend):
+        raise UnsupportedModelError(f"{stage.model}: requests cannot share it: {info.reason}")
+    available = available_memory("cpu" if info.device == "cpu" else str(backend.model.device))
+    per_token = backend.cost_notes().kv_bytes_per_token or 1
+    memory = _memory(backend.max_length, per_token, options.kv_bytes, available, target)
+    runner = TransformersBatchRunner(backend, options.max_active, *memory)
+    return LoadedModel(runner, f"{backend.choice_reason}; {runner.description}")
 
 
 def available_memory(device: str) -> int:
@@ -142,23 +157,30 @@ def available_memory(device: str) -> int:
     return int(psutil.virtual_memory().available)
 
 
-def _memory(shape: DecoderShape, bytes_per_number: int, kv_bytes: int | None, available: int) -> tuple[int, int]:
-    """Longest sequence, and bytes of all KV caches: enough for one such sequence, if half of `available` is."""
+def _memory(
+    longest: int, per_token: int, kv_bytes: int | None, available: int, target: BatchRunner | None
+) -> tuple[int, int | None]:
+    """Longest sequence, and bytes of all KV caches: enough for one such sequence, if half of `available` is.
+
+    Args:
+        longest: sequence that the model can read. per_token: bytes of a token's keys and values.
+        target: of a drafter.
+    """
+    if target is not None:
+        return _drafter_memory(longest, per_token, target)
     if kv_bytes is not None:
-        return shape.max_positions, kv_bytes
-    per_token = int(_PADDING * shape.kv_numbers_per_token * bytes_per_number)
-    most_tokens = int(_MOST_KV_SHARE * available) // per_token
-    max_length = max(1, min(shape.max_positions, most_tokens))
-    return max_length, max(int(_DEFAULT_KV_SHARE * available), per_token * (max_length + _PAGE_SLACK))
+        return longest, kv_bytes
+    most_tokens = int(_MOST_KV_SHARE * max(0, available)) // per_token
+    max_length = max(1, min(longest, most_tokens))
+    return max_length, max(int(_DEFAULT_KV_SHARE * max(0, available)), per_token * (max_length + _PAGE_SLACK))
 
 
-def _drafter_memory(shape: DecoderShape, bytes_per_number: int, target: BatchRunner | None) -> tuple[int, int | None]:
+def _drafter_memory(longest: int, per_token: int, target: BatchRunner | None) -> tuple[int, int | None]:
     """As `_memory`, for a drafter: as many tokens as the target has room for."""
     if target is None:
-        return shape.max_positions, None
-    max_length = min(shape.max_positions, target.max_length)
+        return longest, None
+    max_length = min(longest, target.max_length)
     tokens = target.capacity_tokens
     if tokens is None:
         return max_length, None
-    per_token = int(_PADDING * shape.kv_numbers_per_token * bytes_per_number)
     return max_length, per_token * (max(tokens, max_length) + _PAGE_SLACK)

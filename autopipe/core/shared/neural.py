@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from itertools import accumulate
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
-from autopipe.core.backends.fused_batch import BatchRunner, Segment
+from autopipe.core.backends.batch import BatchRunner, Segment
 from autopipe.core.errors import AutoPipeError, KVMemoryError
 from autopipe.core.gating import StepCosts
 from autopipe.core.picker import Picker, Verdict

@@ -13,14 +13,14 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, NamedTuple
 
-from autopipe.core.backends.fused_batch import BatchRunner, Segment
+from autopipe.core.backends.batch import BatchRunner, Segment
 from autopipe.core.errors import AutoPipeError, KVMemoryError
 from autopipe.core.gating import StepCosts
 from autopipe.core.ngram import NgramDrafter
 from autopipe.core.shared.draft_maker import Drafted, DraftMaker
 from autopipe.core.shared.drafting import DraftingConfig
 from autopipe.core.shared.options import SharingOptions
-from autopipe.core.shared.schedule import Chunk, choose_answering, choose_chunks, who_gives_way
+from autopipe.core.shared.schedule import Chunk, choose_answering, choose_chunks, choose_prompt, who_gives_way
 from autopipe.core.shared.sequence import Served, SharedRequest, StepReport
 from autopipe.core.shared.slots import SlotKeeper
 
@@ -75,7 +75,7 @@ class SharedPipeline:
         self.runner = runner
         self.options = options
         self.costs = StepCosts()
-        self.maker = DraftMaker(runner.max_length, options, self.costs)
+        self.maker = DraftMaker(runner.max_length, options, self.costs, one_by_one=runner.one_by_one)
         self._draft_ns = 0
         self.waiting: deque[SharedRequest] = deque()
         self.active: list[SharedRequest] = []
@@ -123,13 +123,15 @@ class SharedPipeline:
         start = time.monotonic_ns()
         self._step += 1
         self._let_in()
-        rows, logits, forward_ns = self._compute()
+        rows, logits = self._compute()
         prefill = any(row.num_read > 1 for row in rows)
         num_rows = sum(row.num_read + len(row.drafts) for row in rows)
+        passes = self.runner.passes
         if not prefill:
-            self.costs.observe(num_rows, max(1, forward_ns) / 1e9)
+            for each in passes:
+                self.costs.observe(each.num_rows, each.nanoseconds / 1e9)
         served = self._verify(rows, logits)
-        return StepReport(served, num_rows, prefill, start, time.monotonic_ns(), self._draft_ns, forward_ns)
+        return StepReport(served, num_rows, prefill, start, time.monotonic_ns(), self._draft_ns, passes)
 
     # -- who is in ------------------------------------------------------------------------------------------
 
@@ -178,17 +180,15 @@ class SharedPipeline:
 
     # -- the forward ----------------------------------------------------------------------------------------
 
-    def _compute(self) -> tuple[list[_Row], torch.Tensor | list[int], int]:
-        """The rows of this step, their logits (best ids, where no row needs more), and the forward's nanoseconds."""
+    def _compute(self) -> tuple[list[_Row], torch.Tensor | list[int]]:
+        """The rows of this step, and their logits (best ids, where no row needs more)."""
         while True:
             try:
                 rows = self._choose()
-                start = time.monotonic_ns()
                 self.about_to_compute(sum(row.num_read + len(row.drafts) for row in rows))
                 segments = [row.segment for row in rows]
                 takes_best = all(row.takes_best(self.runner.vocab_size) for row in rows)
-                found = self.runner.best(segments) if takes_best else self.runner.forward(segments)
-                return rows, found, time.monotonic_ns() - start
+                return rows, self.runner.best(segments) if takes_best else self.runner.forward(segments)
             except KVMemoryError:
                 self._make_memory()
 
@@ -203,6 +203,9 @@ class SharedPipeline:
 
     def _choose_who(self) -> tuple[list[SharedRequest], list[Chunk]]:
         """Who gets a token, and whose prompts are read, once all that others have read already is taken over."""
+        if self.runner.whole_prompts:
+            answering = choose_answering(self.active, self.options.max_batch, whole_prompts=True)
+            return answering, choose_prompt(self.active, self.options)
         asked: set[int] = set()
         while True:
             answering = choose_answering(self.active, self.options.max_batch)

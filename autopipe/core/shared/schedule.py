@@ -16,10 +16,27 @@ class Chunk(NamedTuple):
     num_tokens: int
 
 
-def choose_answering(active: Sequence[SharedRequest], max_batch: int) -> list[SharedRequest]:
+def choose_answering(
+    active: Sequence[SharedRequest], max_batch: int, *, whole_prompts: bool = False
+) -> list[SharedRequest]:
     """Those to get a token in this step: the ones served longest ago, of those whose prompts have been read."""
-    ready = [request for request in active if request.missing == 1]
+    ready = [request for request in active if request.is_answering(whole_prompts=whole_prompts)]
     return sorted(ready, key=lambda request: request.served_step)[:max_batch]
+
+
+def choose_prompt(active: Sequence[SharedRequest], options: SharingOptions) -> list[Chunk]:
+    """What to read in this step where prompts are read whole: the prompt of the request that has been active longest,
+    or some of what it had been given after that.
+
+    Args:
+        active: oldest first.
+    """
+    reading = (request for request in active if not request.is_answering(whole_prompts=True))
+    first = next(reading, None)
+    if first is None:
+        return []
+    prompt_left = first.prompt_length - first.cached
+    return [Chunk(first, prompt_left if prompt_left > 0 else min(first.missing, options.prefill_rows_alone))]
 
 
 def choose_chunks(active: Sequence[SharedRequest], num_answering: int, options: SharingOptions) -> list[Chunk]:

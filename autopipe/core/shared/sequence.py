@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
+from autopipe.core.backends.batch import Pass
 from autopipe.core.errors import AutoPipeError
 from autopipe.core.logprobs import TokenLogprobs
 from autopipe.core.ngram import NgramDrafter
@@ -47,6 +48,10 @@ class SharedRequest:
     def missing(self) -> int:
         """Tokens to read before the next one can be chosen; 1 while it is answering."""
         return len(self.tokens) - self.cached
+
+    def is_answering(self, *, whole_prompts: bool) -> bool:
+        """Whether all but its last token has been read; with `whole_prompts` the last of the prompt is read with it."""
+        return self.missing == 1 and not (whole_prompts and self.cached < self.prompt_length)
 
     @property
     def finish_reason(self) -> str | None:
@@ -99,7 +104,7 @@ class StepReport:
         prefill: whether prompt tokens were among the rows.
         start_ns, finished_ns: monotonic clock.
         draft_ns: how long drafting took, before the target's forward.
-        forward_ns: how long that took.
+        passes: what that forward was made of.
     """
 
     served: list[Served]
@@ -108,4 +113,4 @@ class StepReport:
     start_ns: int
     finished_ns: int
     draft_ns: int
-    forward_ns: int
+    passes: Sequence[Pass]

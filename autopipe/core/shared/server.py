@@ -140,7 +140,8 @@ class SharedServer:
                 "type": "ready",
                 "vocab_size": runner.vocab_size,
                 "max_length": runner.max_length,
-                "exact": True,
+                "exact": runner.exact,
+                "one_by_one": runner.one_by_one,
                 "choice": loaded.reason,
                 "load_s": load_s,
                 "step_ms": {n: 1e3 * pipeline.costs.seconds(n) for n in (1, 2, 4, 8, 16, 32)},
@@ -151,7 +152,9 @@ class SharedServer:
     def _set_deadline(self, num_rows: int) -> None:
         allowed = _UNMEASURED_NS
         if self._measured and self._pipeline is not None:
-            allowed = 2 * int(1e9 * self._pipeline.costs.seconds(num_rows)) + _GRACE_NS
+            costs, one_by_one = self._pipeline.costs, self._pipeline.runner.one_by_one
+            expected_s = num_rows * costs.seconds(1) if one_by_one else costs.seconds(num_rows)
+            allowed = 2 * int(1e9 * expected_s) + _GRACE_NS
         self._slot.deadline_ns = time.monotonic_ns() + allowed
 
     def _configure(self, message: Message) -> None:
@@ -265,7 +268,7 @@ def _step_message(report: StepReport, pipeline: SharedPipeline) -> Message:
         "end": report.finished_ns,
         "draft": report.draft_ns,
         "chain": pipeline.maker.names,
-        "forward": report.forward_ns,
+        "passes": [list(each) for each in report.passes],
         "rows": report.num_rows,
         "prefill": report.prefill,
         "served": [_served_message(served) for served in report.served],

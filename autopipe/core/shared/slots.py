@@ -7,7 +7,7 @@ from typing import Protocol
 
 import numpy as np
 
-from autopipe.core.backends.fused_batch import BatchRunner
+from autopipe.core.backends.batch import BatchRunner
 from autopipe.core.shared.prefix_cache import MIN_REUSE, PrefixCache, common_length
 
 
@@ -39,6 +39,8 @@ class SlotKeeper:
         self.tokens_reused = 0
         self.evictions = 0
         self._runner = runner
+        if runner.whole_prompts:  # nothing of one may be taken over from another
+            cached_sequences = 0
         self._shares = cached_sequences > 0
         self._cache = PrefixCache(cached_sequences)
         self._free = list(reversed(range(runner.slots)))

@@ -9,8 +9,9 @@ import pytest
 import torch
 
 from autopipe.core import kernels
+from autopipe.core.backends.batch import BatchRunner
 from autopipe.core.backends.fused import FusedBackend
-from autopipe.core.backends.fused_batch import BatchRunner, batch_runner
+from autopipe.core.backends.fused_batch import batch_runner
 from autopipe.core.errors import (
     ConfigError,
     ContextLengthError,

@@ -7,8 +7,8 @@ from typing import Any
 
 import torch
 
+from autopipe.core.backends.batch import BatchRunner
 from autopipe.core.backends.emulated_batch import EmulatedBatchRunner
-from autopipe.core.backends.fused_batch import BatchRunner
 from autopipe.core.errors import KVMemoryError
 from autopipe.core.gating import StepCosts
 from autopipe.core.ngram import NgramDrafter

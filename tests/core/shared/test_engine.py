@@ -310,11 +310,9 @@ def test_a_target_that_does_not_load_says_why() -> None:
     ("chain", "settings", "word"),
     [
         ([{"model": "a"}, {"model": "b"}], {"mode": "async"}, "async"),
-        ([{"model": "a", "backend": "transformers"}, {"model": "b"}], {}, "transformers"),
         ([{"model": "a", "cores": [0]}, {"model": "b"}], {}, "cores"),
         ([{"model": "a", "cuda": {"mps_percent": 30}}, {"model": "b"}], {}, "share of the GPU"),
         ([{"model": "b"}], {"verification": "rejection"}, "rejection"),
-        ([{"model": "b", "backend": "transformers"}], {}, "transformers"),
         ([{"model": "b", "device_map": "auto"}], {}, "devices"),
     ],
 )

@@ -11,8 +11,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from autopipe.core import kernels
+from autopipe.core.backends.batch import BatchRunner
 from autopipe.core.backends.emulated_batch import EmulatedBatchRunner
-from autopipe.core.backends.fused_batch import BatchRunner, batch_runner
+from autopipe.core.backends.fused_batch import batch_runner
 from autopipe.core.errors import KVMemoryError
 from autopipe.core.plan import Warmup
 from autopipe.core.shared.neural import SharedDrafter

@@ -1,0 +1,219 @@
+"""Requests on a model that computes one sequence after another, and reads prompts whole: the transformers backend."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from autopipe.core.backends.batch import Segment
+from autopipe.core.backends.emulated_batch import EmulatedBatchRunner
+from autopipe.core.backends.transformers import TransformersBackend
+from autopipe.core.backends.transformers_batch import TransformersBatchRunner
+from autopipe.core.engine import Engine
+from autopipe.core.gating import StepCosts
+from autopipe.core.ngram import NgramDrafter
+from autopipe.core.picker import Picker
+from autopipe.core.plan import NgramOptions, Plan
+from autopipe.core.sampling import SamplingParams
+from autopipe.core.shared import SharedEngine, SharingOptions
+from autopipe.core.shared.draft_maker import DraftMaker
+from autopipe.core.shared.drafting import DraftingConfig
+from autopipe.core.shared.pipeline import SharedPipeline
+from tests.core.shared.neural_scenes import EMULATED_VOCAB, SHARING, SLOTS, expected, prompt_of, spec
+from tests.core.shared.requests import Collected, ids, request
+from tests.core.shared.test_engine import submit, text
+from tests.tiny import VOCAB_SIZE, save_tiny, tiny_model
+
+
+class Turns(EmulatedBatchRunner):
+    """Emulated, and keeps what it was given."""
+
+    one_by_one = whole_prompts = True
+
+    def __init__(self) -> None:
+        super().__init__(spec(), SLOTS)
+        self.given: list[list[Segment]] = []
+
+    def _run(self, segments: Sequence[Segment]) -> torch.Tensor:
+        self.given.append(list(segments))
+        return super()._run(segments)
+
+
+def turns(**options: Any) -> tuple[Turns, Collected]:
+    runner = Turns()
+    return runner, Collected(SharedPipeline(runner, SharingOptions.parse({**SHARING, **options})))
+
+
+def test_a_prompt_is_read_whole_however_few_rows_a_step_may_have() -> None:
+    runner, collected = turns(prefill_rows=3, prefill_rows_alone=4)
+    for number, length in enumerate((20, 1, 31)):
+        collected.pipeline.begin(request(number, prompt_of(number, length), vocab=EMULATED_VOCAB))
+    got = collected.run()
+    assert got == {n: expected(n, length=length) for n, length in enumerate((20, 1, 31))}
+    first: dict[int, int] = {}
+    for segment in (segment for segments in runner.given for segment in segments):
+        first.setdefault(segment.slot, len(segment.ids))
+    assert sorted(first.values()) == [1, 20, 31]
+
+
+def test_only_one_prompt_a_step_holds_the_others_up() -> None:
+    runner, collected = turns()
+    for number in range(4):
+        collected.pipeline.begin(request(number, prompt_of(number, 20), vocab=EMULATED_VOCAB))
+    collected.run()
+    assert max(sum(len(segment.ids) == 20 for segment in segments) for segments in runner.given) == 1
+    assert max(collected.longest_gap.values()) == 1
+
+
+def test_nothing_is_kept_for_others() -> None:
+    _, collected = turns()
+    for number in range(3):
+        collected.pipeline.begin(request(number, prompt_of(0, 40), vocab=EMULATED_VOCAB))
+        collected.run()
+    assert collected.pipeline.slots.num_cached == 0
+    assert collected.pipeline.slots.tokens_reused == 0
+
+
+def test_what_was_given_before_is_read_after_the_prompt_by_itself() -> None:
+    """As when it was made: a prompt rounds in its own way."""
+    runner, collected = turns(prefill_rows_alone=8)
+    whole = expected(0)
+    collected.pipeline.begin(request(0, prompt_of(0), output=whole[:13], vocab=EMULATED_VOCAB))
+    assert collected.run()[0] == whole[13:]
+    assert [len(segment.ids) for segments in runner.given[:4] for segment in segments] == [5, 8, 5, 1]
+
+
+def test_drafts_are_weighed_as_if_each_request_were_alone() -> None:
+    """Company makes a row no dearer where every sequence has a forward of its own."""
+
+    def num_drafts(count: int, *, one_by_one: bool) -> set[int]:
+        costs = StepCosts({rows: 0.004 + 0.01 * rows for rows in range(1, 65)})
+        maker = DraftMaker(512, SharingOptions.parse(SHARING), costs, one_by_one=one_by_one)
+        options = NgramOptions()
+        maker.use_ngrams(lambda: NgramDrafter(options))
+        maker.retune(DraftingConfig(ngram=options, window=6))
+        answering = [request(number, [5, 6, 7, 8] * 8, vocab=EMULATED_VOCAB) for number in range(count)]
+        return {len(drafted.token_ids) for drafted in maker.draft(answering, count)}
+
+    alone = num_drafts(1, one_by_one=False)
+    assert min(alone) > 0
+    assert num_drafts(8, one_by_one=True) == alone
+    assert max(num_drafts(8, one_by_one=False)) < min(alone)
+
+
+@lru_cache
+def _model(dtype: torch.dtype) -> TransformersBackend:
+    return TransformersBackend(tiny_model("gpt2", dtype=dtype), threads=1)
+
+
+def alone(prompt: Sequence[int], dtype: torch.dtype, params: dict[str, Any]) -> list[int]:
+    """Plain decoding: the prompt is one prefill, each token one forward."""
+    backend = _model(dtype)
+    backend.sequence = backend.new_sequence()
+    parsed = SamplingParams.parse({"max_new_tokens": 24, **params})
+    picker = Picker(parsed, vocab_size=VOCAB_SIZE, prompt_length=len(prompt))
+    tokens, logits = list(prompt), backend.prefill(prompt)[None]
+    while len(tokens) < len(prompt) + 24:
+        tokens += picker.verify(logits, tokens).token_ids
+        logits = backend.forward(tokens[-1:])
+    return tokens[len(prompt) :]
+
+
+@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(
+    lengths=st.lists(st.sampled_from([1, 2, 9, 60, 200]), min_size=1, max_size=5),
+    joins=st.lists(st.integers(0, 9), min_size=5, max_size=5),
+    window=st.integers(0, 8),
+    gate=st.booleans(),
+    bf16=st.booleans(),
+    sampled=st.booleans(),
+    kv_tokens=st.sampled_from([None, 600, 1200]),
+    given_before=st.integers(0, 12),
+)
+def test_whatever_the_company_each_gets_what_plain_decoding_gives(
+    lengths: list[int],
+    joins: list[int],
+    window: int,
+    gate: bool,
+    bf16: bool,
+    sampled: bool,
+    kv_tokens: int | None,
+    given_before: int,
+) -> None:
+    dtype = torch.bfloat16 if bf16 else torch.float32
+    prompts = [ids(length, seed) for seed, length in enumerate(lengths)]
+    params = [{"temperature": 1.0, "seed": n} if sampled else {} for n in range(len(lengths))]
+    wanted = [alone(prompt, dtype, params[n]) for n, prompt in enumerate(prompts)]
+
+    backend = _model(dtype)
+    per_token = backend.cost_notes().kv_bytes_per_token or 0
+    runner = TransformersBatchRunner(backend, SLOTS, 512, None if kv_tokens is None else kv_tokens * per_token)
+    pipeline = SharedPipeline(runner, SharingOptions.parse(SHARING))
+    options = NgramOptions(gate=gate)
+    if window:
+        pipeline.configure(DraftingConfig(ngram=options, window=window), lambda: NgramDrafter(options))
+    collected = Collected(pipeline)
+    waiting = list(range(len(lengths)))
+    while waiting or pipeline.has_work:
+        for number in [number for number in waiting if joins[number] <= collected.steps]:
+            before = wanted[number][:given_before] if number == 0 else []
+            new = request(number, prompts[number], output=before, vocab=VOCAB_SIZE, **params[number])
+            pipeline.begin(new)
+            waiting.remove(number)
+        if pipeline.has_work:
+            collected.step()
+        else:
+            collected.steps += 1
+        assert collected.steps < 2000
+    for number, tokens in enumerate(wanted):
+        assert collected.output[number] == (tokens[given_before:] if number == 0 else tokens)
+    assert runner.kv_bytes_in_use() == 0
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return save_tiny(tmp_path_factory.mktemp("gpt2"), "gpt2")
+
+
+@pytest.fixture(scope="module")
+def engine(folder: Path) -> Iterator[SharedEngine]:
+    drafters = [{"model": "ngram", "window": 4}, {"model": str(folder), "name": "small", "window": 3}]
+    plan = Plan.parse({"chain": [*drafters, {"model": str(folder)}]})
+    with SharedEngine(plan, SharingOptions(max_active=8)) as engine:
+        yield engine
+
+
+def test_an_engine_serves_many_at_once_with_the_text_of_one_alone(engine: SharedEngine, folder: Path) -> None:
+    prompts = [ids(length, length) for length in (3, 120, 40, 1)]
+    with Engine(Plan.parse({"chain": [{"model": str(folder)}]})) as plain:
+        wanted = [text(plain.submit(prompt, SamplingParams(max_new_tokens=40))) for prompt in prompts]
+    handles = [submit(engine, 40, prompt=prompt) for prompt in prompts]
+    assert [text(handle) for handle in handles] == wanted
+    stats = handles[0].outcome().stats
+    assert not stats.fallbacks
+    assert {stage.name for stage in stats.stages} >= {"small", engine.plan.names()[-1]}
+
+
+def test_who_asks_for_little_does_not_wait_for_who_asks_for_much(engine: SharedEngine) -> None:
+    long = submit(engine, 400, prompt=ids(5, 1))
+    next(iter(long))
+    short = submit(engine, 8, prompt=ids(5, 2))
+    text(short)
+    assert not long.ended
+    long.cancel()
+
+
+def test_one_more_request_takes_one_more_step(engine: SharedEngine) -> None:
+    facts = engine.facts(engine.plan.names()[-1])
+    assert facts["one_by_one"]
+    assert facts["exact"]
+    one, four = engine.step_s(1), engine.step_s(4)
+    assert one is not None
+    assert four == pytest.approx(4 * one)
