@@ -172,7 +172,7 @@ def kill(options: argparse.Namespace) -> None:
     with tempfile.TemporaryDirectory() as folder:
         plan = Path(folder) / "chain.yaml"
         plan.write_text(yaml.safe_dump({"mode": "async", "chain": [*drafters, big]}), encoding="utf-8")
-        kill_each("three emulated stages, in turns", ["--plan", str(plan)], TEXT, 60, 4)
+        kill_each("three emulated stages, in turns", ["--plan", str(plan), "--no-sharing"], TEXT, 60, 4)
     kill_each(options.plan or options.target or "default model", served(options), CHAT, options.tokens, 8)
 
 

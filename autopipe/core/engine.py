@@ -14,7 +14,7 @@ from autopipe.core.chain import neural_names, stage_keys
 from autopipe.core.channel import Message
 from autopipe.core.conductor import Conductor
 from autopipe.core.engine_base import EngineBase
-from autopipe.core.plan import Mode, Plan
+from autopipe.core.plan import Plan
 from autopipe.core.request import RequestHandle, RowProcessor
 from autopipe.core.sampling import SamplingParams
 from autopipe.core.stats import NGRAM, StageReport, StageStats, progress_stats, report_stages
@@ -31,9 +31,6 @@ class Engine(EngineBase[Conductor]):
     Raises:
         ConfigError, ModelLoadError, UnsupportedModelError: the plan cannot run; the message says why.
     """
-
-    modes = (Mode.LOCKSTEP, Mode.ASYNC, Mode.PLAIN)
-    """Of plans that can be applied."""
 
     def __init__(
         self, plan: Plan, *, preflight: Callable[[], None] = lambda: None, load_timeout_s: float = 600.0

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
-from autopipe.core.plan import Mode, Plan
+from autopipe.core.plan import Plan
 from autopipe.core.request import RequestHandle
 from autopipe.core.stats import StageReport
 
@@ -25,8 +25,6 @@ class RunningEngine(Protocol):
 class LiveEngine(RunningEngine, Protocol):
     """What policies ask of it as well."""
 
-    @property
-    def modes(self) -> Sequence[Mode]: ...
     @property
     def closed(self) -> bool: ...
     @property

@@ -50,7 +50,6 @@ class PlanMenu(UserModel):
         drafters: cheapest first; slot i of the spaces is drafters[i].
         adapters: names behind the adapter numbers 1, 2, ...; 0 is none.
         chains: bit masks on offer; None: all. `off` is always on offer.
-        modes: execution modes that the engine can run; None: all.
         target_memory_bytes: memory the target takes.
         device_memory_bytes: memory of the device; None: not known.
     """
@@ -59,7 +58,6 @@ class PlanMenu(UserModel):
     drafters: tuple[DrafterOption, ...] = Field(default=(), max_length=4)
     adapters: tuple[str, ...] = ()
     chains: tuple[Annotated[int, Field(ge=0)], ...] | None = None
-    modes: tuple[Mode, ...] | None = None
     target_memory_bytes: int | None = Field(default=None, ge=0)
     device_memory_bytes: int | None = Field(default=None, gt=0)
     exact: bool = True
@@ -79,10 +77,9 @@ class PlanMenu(UserModel):
         return self
 
     @classmethod
-    def from_plan(cls, plan: Plan, modes: Sequence[Mode] | None = None) -> PlanMenu:
-        """A menu of a plan's own drafters and target, in these modes."""
+    def from_plan(cls, plan: Plan) -> PlanMenu:
+        """A menu of a plan's own drafters and target."""
         return cls(
-            modes=None if modes is None else tuple(modes),
             target=plan.target,
             drafters=tuple(DrafterOption(stage=stage) for stage in plan.drafters),
             exact=plan.exact,
@@ -150,8 +147,6 @@ class ActionCodec:
         for slot in range(self.num_slots):
             if not chain >> slot & 1:
                 result[1 + slot] = default[1 + slot]
-        if not self.offers(self.spaces.modes[result[-3]]):
-            result[-3] = next((i for i, mode in enumerate(self.spaces.modes) if self.offers(mode)), default[-3])
         if self.spaces.modes[result[-3]] is not Mode.ASYNC:
             result[-4] = default[-4]
         if not any(self._adapter_name(result) in option.adapters for option in self._options(chain)):
@@ -178,15 +173,9 @@ class ActionCodec:
         mask = np.ones(self._starts[-1], dtype=np.bool_)
         for chain in range(1, self.sizes[0]):
             mask[chain] = self.allowed(chain, memory_total_bytes, memory_others_bytes, share, dead)
-        for index, mode in enumerate(self.spaces.modes):
-            mask[self._starts[-4] + index] = self.offers(mode)
         adapters = self._starts[-2] + 1
         mask[adapters + len(self.menu.adapters) :] = False
         return mask
-
-    def offers(self, mode: Mode) -> bool:
-        """Whether the menu has plans in this mode."""
-        return self.menu.modes is None or mode in self.menu.modes
 
     def allowed(
         self, chain: int, memory_total_bytes: int | None, memory_others_bytes: int, share: float, dead: int = 0

@@ -73,7 +73,7 @@ class RuntimeController:
         seed: int = 0,
     ) -> None:
         self._config = EnvConfig(interval_tokens=interval_tokens)
-        self._menu = PlanMenu.from_plan(engine.plan, engine.modes) if menu is None else menu
+        self._menu = PlanMenu.from_plan(engine.plan) if menu is None else menu
         if self._menu.target.identity() != engine.plan.target.identity():
             raise ConfigError("menu.target", self._menu.target.model, f"the engine's ({engine.plan.target.model})")
         self._codec = ActionCodec(self._config.spaces, self._menu)

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
-from autopipe.core.errors import AutoPipeError, ConfigError
+from autopipe.core.errors import AutoPipeError
 from autopipe.core.plan import Mode, Plan
 from autopipe.core.telemetry import Sampler
 from autopipe.core.telemetry.announce import Announcer
@@ -119,9 +119,6 @@ class Control:
             plan = self._pinned or (self._home if self._asleep else self._host.plan)
         else:
             plan = pinned_plan(wanted, self._home)
-            reason = self._host.reason_unfit(plan)  # of the service's own stages, so it is for the mode
-            if reason is not None:
-                raise ConfigError("plan.mode", wanted.mode, f"lockstep or plain where requests share: {reason}")
         return self._later(lambda: self._set_pin(plan, "pin", "pinned by a client"))
 
     def release(self) -> Future[None]:

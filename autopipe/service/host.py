@@ -72,9 +72,6 @@ class EngineHost(Protocol):
             ConfigError, ContextLengthError, EngineClosedError: as `Engine.submit`.
         """
 
-    def reason_unfit(self, plan: Plan) -> str | None:
-        """Why this engine cannot run a plan of the service's stages, in words; None: it can."""
-
     def apply(self, plan: Plan) -> None:
         """Put a plan with the same target in force; returns when it is. Raises what `Engine.apply` raises."""
 
@@ -124,9 +121,6 @@ class _Host:
     def _submit(self, prompt: Sequence[int], params: SamplingParams, options: Mapping[str, Any]) -> RequestHandle:
         handle: RequestHandle = self.engine.submit(prompt, params, **{"eos_token_ids": self.eos_token_ids, **options})
         return handle
-
-    def reason_unfit(self, plan: Plan) -> str | None:
-        return None
 
     def apply(self, plan: Plan) -> None:
         self._pipe.apply(plan)
@@ -200,11 +194,6 @@ class SharedHost(_Host):
     def load(self) -> Load:
         load = self._shared.load()
         return Load(load.running, load.waiting, load.progress)
-
-    def reason_unfit(self, plan: Plan) -> str | None:
-        from autopipe.core.shared import reason_unshareable
-
-        return reason_unshareable(plan)
 
     def cache_stats(self) -> Mapping[str, int]:
         return self._shared.cache_stats()

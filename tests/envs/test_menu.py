@@ -145,14 +145,3 @@ def test_an_unknown_adapter_name_is_refused() -> None:
 def test_describe_names_chain_and_settings(codec: ActionCodec) -> None:
     assert codec.describe(action(codec, 0b010, window1=3, mode=1)) == "small(8) > target, async, min 1, warm-up none"
     assert codec.describe(codec.off()) == "off"
-
-
-def test_a_mode_that_the_engine_cannot_run_is_masked_and_never_planned() -> None:
-    menu = scenario().pipeline.menu().replace(modes=(Mode.LOCKSTEP, Mode.PLAIN))
-    codec = ActionCodec(SpaceConfig(), menu)
-    mode_starts = sum(codec.sizes[:5])
-    assert codec.masks(None, 0, 0.8)[mode_starts : mode_starts + 2].tolist() == [True, False]
-    streamed = action(codec, 0b110, window1=3, window2=1, min_drafts=1, mode=1)
-    assert codec.plan(streamed).mode is Mode.LOCKSTEP
-    locked = action(codec, 0b110, window1=3, window2=1, mode=0)
-    assert np.array_equal(codec.canonical(streamed), codec.canonical(locked))

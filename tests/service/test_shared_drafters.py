@@ -47,6 +47,7 @@ def test_pins_change_no_output(shared: Running) -> None:
     for pin in (
         {"drafters": [{"stage": "small", "window": 2}]},
         {"drafters": [{"stage": "ngram", "window": 6}]},
+        {"mode": "async", "drafters": [{"stage": "small", "window": 3}]},
         {"mode": "plain"},
     ):
         assert send(shared, PLAN, {"pinned": True, "plan": pin}, method="PUT")[0] == 200
@@ -54,15 +55,6 @@ def test_pins_change_no_output(shared: Running) -> None:
     status, plan = send(shared, PLAN, {"pinned": False}, method="PUT")
     assert (status, plan["description"]) == (200, HOME)
     assert together(shared) == expected
-
-
-def test_a_mode_that_cannot_be_shared_is_refused_and_the_plan_stays(shared: Running) -> None:
-    wanted = {"mode": "async", "drafters": [{"stage": "small", "window": 2}]}
-    status, answer = send(shared, PLAN, {"pinned": True, "plan": wanted}, method="PUT")
-    assert (status, answer["error"]["param"]) == (400, "plan.mode")
-    assert "processes of their own" in answer["error"]["message"]
-    assert send(shared, PLAN)[1]["description"] == HOME
-    assert send(shared, PLAN)[1]["pinned"] is False
 
 
 def test_a_worker_that_is_killed_comes_back_with_its_drafters(shared: Running) -> None:
@@ -107,4 +99,3 @@ def test_a_policy_at_work_on_shared_drafters_changes_no_output(shared: Running) 
             assert together(running) == expected
         plans = [event.data for event in running.service.events.recent() if event.kind == "plan"]
         assert plans, "the policy has never chosen a plan"
-        assert not any("async" in str(plan.get("new")) for plan in plans)

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack, nullcontext
 from typing import NamedTuple
 
 from autopipe.core.gating import StepCosts, best_length
 from autopipe.core.ngram import NgramDrafter
-from autopipe.core.shared.drafting import DraftingConfig
+from autopipe.core.shared.ahead import Ahead
+from autopipe.core.shared.drafting import DraftingConfig, NeuralDrafting
 from autopipe.core.shared.drafts import share_rows
 from autopipe.core.shared.neural import DrafterFailedError, SharedDrafter, Source, Want
 from autopipe.core.shared.ngram_source import NgramSource
@@ -16,6 +18,8 @@ from autopipe.core.shared.options import SharingOptions
 from autopipe.core.shared.sequence import SharedRequest
 from autopipe.core.shared.window_gate import WindowGate
 from autopipe.core.stats import NGRAM, StageStats
+
+_Part = tuple[NeuralDrafting, SharedDrafter]
 
 
 class Drafted(NamedTuple):
@@ -49,8 +53,10 @@ class DraftMaker:
         self.failed: Callable[[str, str, Exception], None] = lambda key, name, error: None
         self._max_length, self._max_rows, self._costs = max_length, options.max_rows, costs
         self._one_by_one = one_by_one
+        self._max_batch = options.max_batch
         self._ngrams: NgramSource | None = None
-        self._chain: list[SharedDrafter] = []
+        self._apart: NgramSource | None = None
+        self._chain: list[SharedDrafter] | list[Ahead] = []
         self._trial: SharedRequest | None = None  # it drafts the whole window until it has once
         self._trials = 0
 
@@ -64,9 +70,17 @@ class DraftMaker:
         """Memory of the neural drafters' KV caches."""
         return sum(drafter.runner.kv_bytes_in_use() for drafter in self.drafters.values())
 
-    def use_ngrams(self, make: Callable[[], NgramDrafter] | None) -> None:
-        """Build an n-gram drafter for each request by `make`; None: there is none."""
+    def use_ngrams(
+        self, make: Callable[[], NgramDrafter] | None, make_apart: Callable[[], NgramDrafter] | None = None
+    ) -> None:
+        """Build an n-gram drafter for each request by `make`; None: there is none.
+
+        Args:
+            make_apart: builds those for a neural drafter that works in another thread, and so shares nothing with
+                the others; None: as `make`.
+        """
         self._ngrams = None if make is None else NgramSource(make, self._max_length)
+        self._apart = None if make is None else NgramSource(make_apart or make, self._max_length)
 
     def retune(self, drafting: DraftingConfig) -> None:
         """Draft otherwise from the next step on. Neural drafters take part as soon as they are there."""
@@ -85,6 +99,18 @@ class DraftMaker:
             self._link()
             drafter.close()
 
+    def set_threads(self, key: str, threads: int) -> None:
+        """Let a neural drafter that is loaded compute with so many threads."""
+        drafter = self.drafters[key]
+        stage = next((stage for stage in self._chain if isinstance(stage, Ahead) and stage.drafter is drafter), None)
+        with nullcontext() if stage is None else stage.resting():
+            drafter.runner.set_threads(threads)
+
+    def close(self) -> None:
+        """End the threads of drafters that work ahead."""
+        self.drafters.clear()
+        self._link()
+
     def leave(self, request: SharedRequest, *, keep: bool) -> None:
         """A request is over, or gives way; with `keep`, what has been read may serve others."""
         if request.ngram is not None:
@@ -92,8 +118,12 @@ class DraftMaker:
             request.ngram, request.ngram_unchanged = None, 0
         if request is self._trial:
             self._trial = None
-        for drafter in self._chain:
-            drafter.leave(request, keep=keep)
+        if self.drafting.ahead:  # each passes it on to the one before it
+            for stage in self._chain[-1:]:
+                stage.leave(request, keep=keep)
+        else:
+            for stage in self._chain:
+                stage.leave(request, keep=keep)
 
     def settle(self, request: SharedRequest, drafted: Drafted, num_accepted: int) -> None:
         """The target has decided on a request's drafts; its KV cache says how much of the text stands."""
@@ -122,22 +152,51 @@ class DraftMaker:
 
     def _link(self) -> None:
         """Let each neural drafter that takes part have what comes before it for its source."""
-        before: Source | None = self._ngrams
-        chain = []
-        for wanted in self.drafting.neural:
-            drafter = self.drafters.get(wanted.key)
-            if drafter is not None:
-                drafter.name, drafter.source, drafter.fed_window = wanted.name, before, wanted.fed_window
-                if isinstance(before, NgramSource):
-                    before.costs = drafter.costs if self.drafting.gate else None
-                before = drafter
-                chain.append(drafter)
-        for drafter in self._chain:
-            if drafter not in chain:
-                drafter.clear()
-        if chain != self._chain:
+        parts = [(each, self.drafters[each.key]) for each in self.drafting.neural if each.key in self.drafters]
+        for each, drafter in parts:
+            drafter.name = each.name
+        before, self._chain = self._chain, []
+        chain = self._linked_ahead(parts, before) if self.drafting.ahead else self._linked(parts, before)
+        if chain != before:
             self.gate = self.make_gate()
         self._chain = chain
+
+    def _linked(self, parts: Sequence[_Part], before: Sequence[SharedDrafter | Ahead]) -> list[SharedDrafter]:
+        """A chain whose stages take turns."""
+        drafters = [drafter for _, drafter in parts]
+        for stage in reversed(before):
+            if isinstance(stage, Ahead):
+                stage.stop()
+            elif stage not in drafters:
+                stage.clear()
+        source: Source | None = self._ngrams
+        for each, drafter in parts:
+            drafter.source, drafter.fed_window = source, each.fed_window
+            self._weigh(source, drafter)
+            source = drafter
+        return drafters
+
+    def _linked_ahead(self, parts: Sequence[_Part], before: Sequence[SharedDrafter | Ahead]) -> list[Ahead]:
+        """A chain whose stages work at the same time."""
+        stages = [stage for stage in before if isinstance(stage, Ahead)]
+        if not stages or [stage.drafter for stage in stages] != [drafter for _, drafter in parts]:
+            for stage in reversed(before):
+                stage.stop() if isinstance(stage, Ahead) else stage.clear()
+            stages = [Ahead(drafter, self._max_batch) for _, drafter in parts]
+        with ExitStack() as stack:
+            for stage in reversed(stages):
+                stack.enter_context(stage.resting())
+            source: Source | None = self._apart
+            for (each, drafter), stage in zip(parts, stages, strict=True):
+                stage.set_up(source, each, is_last=stage is stages[-1])
+                self._weigh(source, drafter)
+                source = stage
+        return stages
+
+    def _weigh(self, source: Source | None, drafter: SharedDrafter) -> None:
+        """Let drafts of an n-gram be weighed against what their rows cost the neural drafter after it."""
+        if isinstance(source, NgramSource):
+            source.costs = drafter.costs if self.drafting.gate else None
 
     def _copied(self, requests: Sequence[SharedRequest], base_rows: int, fair: int, room: int) -> dict[int, list[int]]:
         """Drafts of the n-gram drafters, by the number of the request, as many as pay and there is room for."""
@@ -165,6 +224,9 @@ class DraftMaker:
         wants = [Want(each, [], limits[each.id]) for each in answering if limits[each.id]]
         while wants and self._chain:  # one that fails is left out from now on
             last, start, read_ns = self._chain[-1], time.monotonic_ns(), self._read_ns()
+            for stage in self._chain:
+                if isinstance(stage, Ahead):
+                    stage.report()
             try:
                 drafts = last.draft(wants)
             except DrafterFailedError as failure:

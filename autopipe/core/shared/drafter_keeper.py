@@ -43,7 +43,7 @@ class DrafterKeeper:
         for wanted in map(NeuralDrafting.parse, message["wanted"]):
             threads = wanted.stage.threads or message["threads"]
             if wanted.key in self._maker.drafters:
-                self._maker.drafters[wanted.key].runner.set_threads(threads)
+                self._maker.set_threads(wanted.key, threads)
             elif wanted.key not in self._failed:
                 self._loader.load(wanted, threads)
 

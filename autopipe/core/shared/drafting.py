@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import json
+from itertools import pairwise
 
 from autopipe.core.chain import neural_names
 from autopipe.core.config import UserModel
-from autopipe.core.plan import Mode, NgramOptions, Plan, StagePlan, Warmup
+from autopipe.core.plan import Mode, NgramOptions, Plan, StagePlan, Warmup, WhenShort
 
 
 class NeuralDrafting(UserModel):
@@ -17,12 +18,16 @@ class NeuralDrafting(UserModel):
         name: what stats call it.
         stage: as the plan has it.
         fed_window: most drafts it is given at a time by what comes before it; 0: it drafts by itself.
+        window: drafts it may be ahead of the stage after it, in async mode.
+        min_drafts: as many that stage waits for there; 0: it does not wait.
     """
 
     key: str
     name: str
     stage: StagePlan
     fed_window: int = 0
+    window: int = 1
+    min_drafts: int = 1
 
 
 class DraftingConfig(UserModel):
@@ -31,12 +36,14 @@ class DraftingConfig(UserModel):
     Attributes:
         ngram: options of the n-gram drafter; None: there is none.
         neural: neural drafters, cheapest first.
+        ahead: neural drafters work while the stages after them do (async mode).
         window: most drafts of one request in one step.
         warmup: how the window opens.
     """
 
     ngram: NgramOptions | None = None
     neural: tuple[NeuralDrafting, ...] = ()
+    ahead: bool = False
     window: int = 4
     warmup: Warmup = Warmup()
 
@@ -49,6 +56,7 @@ class DraftingConfig(UserModel):
         return cls(
             ngram=first.ngram_options() if first.is_ngram else None,
             neural=neural_drafters(plan),
+            ahead=plan.mode is Mode.ASYNC,
             window=min(last.window, plan.target.verify_cap),
             warmup=plan.warmup,
         )
@@ -67,11 +75,20 @@ def neural_drafters(plan: Plan) -> tuple[NeuralDrafting, ...]:
     """The neural drafters in a plan's chain, whatever its mode."""
     drafters: list[NeuralDrafting] = []
     names, before = neural_names(plan), 0
-    for stage in plan.drafters:
+    for stage, consumer in pairwise(plan.chain):
         if not stage.is_ngram:
             identity = json.dumps({**stage.identity(), "adapter": stage.adapter, "exact": plan.exact}, sort_keys=True)
             key = f"{identity}#{sum(drafter.key.startswith(identity) for drafter in drafters)}"
             fed = min(before, stage.verify_cap)
-            drafters.append(NeuralDrafting(key=key, name=names[len(drafters)], stage=stage, fed_window=fed))
+            waits = consumer.when_short is WhenShort.WAIT
+            drafting = NeuralDrafting(
+                key=key,
+                name=names[len(drafters)],
+                stage=stage,
+                fed_window=fed,
+                window=stage.window,
+                min_drafts=min(consumer.min_drafts, stage.window) if waits else 0,
+            )
+            drafters.append(drafting)
         before = stage.window
     return tuple(drafters)

@@ -15,7 +15,7 @@ from autopipe.core.chain import neural_names, stage_keys
 from autopipe.core.channel import Message
 from autopipe.core.engine_base import EngineBase
 from autopipe.core.errors import ConfigError, QueueFullError
-from autopipe.core.plan import Mode, Plan
+from autopipe.core.plan import Plan
 from autopipe.core.request import RequestHandle, RowProcessor
 from autopipe.core.sampling import SamplingParams
 from autopipe.core.shared.conductor import SharedConductor
@@ -52,9 +52,6 @@ class SharedEngine(EngineBase[SharedConductor]):
         ConfigError: the plan cannot be shared, or not run.
         ModelLoadError, UnsupportedModelError: the target cannot be loaded, or not for sharing.
     """
-
-    modes = (Mode.LOCKSTEP, Mode.PLAIN)
-    """Of plans with neural drafters that can be applied."""
 
     continues = True
     """`submit` takes `output=`, to go on with a request that was cut off."""

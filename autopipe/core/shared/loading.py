@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import psutil
 
 from autopipe.core.errors import ConfigError, UnsupportedModelError
-from autopipe.core.plan import BackendName, Dtype, Mode, Plan, StagePlan, Verification
+from autopipe.core.plan import BackendName, Dtype, Plan, StagePlan, Verification
 from autopipe.core.shared.options import SharingOptions
 
 if TYPE_CHECKING:
@@ -30,8 +30,6 @@ def reason_unshareable(plan: Plan) -> str | None:
     Reads the plan alone; a model that turns out not to fit is refused when it is loaded.
     """
     neural = [stage for stage in plan.drafters if not stage.is_ngram]
-    if neural and plan.mode is Mode.ASYNC:
-        return "stages that work at the same time (mode: async) have processes of their own, which serve one request"
     if plan.verification is not Verification.EQUALITY:
         return "under rejection sampling the text would depend on the other requests; equality verification is shared"
     if any(_has_own_place(stage) for stage in neural):
@@ -55,8 +53,6 @@ def require_shareable(plan: Plan) -> None:
     key, value = "chain", str(plan.names())
     if plan.verification is not Verification.EQUALITY:
         key, value = "verification", plan.verification.value
-    elif plan.mode is Mode.ASYNC:
-        key, value = "mode", plan.mode.value
     raise ConfigError(key, value, f"plans that requests can share: {reason}")
 
 

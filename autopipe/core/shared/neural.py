@@ -141,14 +141,18 @@ class SharedDrafter:
         self._slots = SlotKeeper(runner, options.cached_sequences if options.prefix_cache else 0)
         self._seats: dict[int, _Seat] = {}
 
-    def draft(self, wants: Sequence[Want]) -> list[list[int]]:
-        """At most `limit` tokens for each; none for a request whose text it has not read yet."""
+    def draft(self, wants: Sequence[Want], *, once: bool = False) -> list[list[int]]:
+        """At most `limit` tokens for each; none for a request whose text it has not read yet.
+
+        Args:
+            once: what one forward gives.
+        """
         if self._resting:
             self._resting -= 1
             return [[] for _ in wants]
         while True:
             try:
-                return self._draft(wants)
+                return self._draft(wants, once=once)
             except KVMemoryError:
                 if self._slots.evict():
                     continue
@@ -157,12 +161,12 @@ class SharedDrafter:
                 self.clear()
                 return [[] for _ in wants]
 
-    def _draft(self, wants: Sequence[Want]) -> list[list[int]]:
+    def _draft(self, wants: Sequence[Want], *, once: bool) -> list[list[int]]:
         drafts = [self._begin(want) for want in wants]
         open_drafts = self._read_up([draft for draft in drafts if draft is not None and not draft.ended])
         while open_drafts:
             self._advance(open_drafts)
-            open_drafts = [draft for draft in open_drafts if not draft.ended]
+            open_drafts = [] if once else [draft for draft in open_drafts if not draft.ended]
         return [[] if draft is None else draft.token_ids[: draft.want.limit] for draft in drafts]
 
     def settle(self, request: SharedRequest, length: int) -> None:
@@ -186,6 +190,11 @@ class SharedDrafter:
             return None
         stats, seat.stats = seat.stats, StageStats(name=self.name)
         return stats
+
+    def num_read(self, request: SharedRequest) -> int:
+        """Tokens of a request's text, and of drafts after it, that its KV cache holds."""
+        seat = self._seats.get(request.id)
+        return 0 if seat is None else seat.cached
 
     def clear(self) -> None:
         """Forget all texts."""

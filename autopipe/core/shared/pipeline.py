@@ -93,15 +93,20 @@ class SharedPipeline:
         """Memory of all KV caches, the drafters' included."""
         return self.runner.kv_bytes_in_use() + self.maker.kv_bytes_in_use
 
-    def configure(self, drafting: DraftingConfig, make_ngram: Callable[[], NgramDrafter] | None) -> None:
+    def configure(
+        self,
+        drafting: DraftingConfig,
+        make_ngram: Callable[[], NgramDrafter] | None,
+        make_apart: Callable[[], NgramDrafter] | None = None,
+    ) -> None:
         """Draft otherwise from the next step on, with new n-gram drafters.
 
         Args:
-            make_ngram: builds an n-gram drafter for one request; None: there is none.
+            make_ngram, make_apart: see `DraftMaker.use_ngrams`.
         """
         for request in (*self.active, *self.waiting):
             request.ngram, request.ngram_unchanged = None, 0
-        self.maker.use_ngrams(make_ngram)
+        self.maker.use_ngrams(make_ngram, make_apart)
         self.maker.retune(drafting)
 
     def begin(self, request: SharedRequest) -> None:

@@ -29,6 +29,8 @@ if TYPE_CHECKING:
     from autopipe.core.shared.pipeline import SharedPipeline
     from autopipe.core.shared.sequence import Served, StepReport
 
+    _Maker = Callable[[], NgramDrafter]
+
 _log = logging.getLogger(__name__)
 
 _OBEY_NS = 10_000_000_000
@@ -60,6 +62,8 @@ class SharedServer:
                 self._drafters.take_loaded()
             while (message := self._next_message()) is not None:
                 if message["type"] == "shutdown":
+                    if self._pipeline is not None:
+                        self._pipeline.maker.close()
                     return
                 self._obey(message)
             if self._pipeline is None or not self._pipeline.has_work:
@@ -170,11 +174,11 @@ class SharedServer:
             maker.retune(drafting)
             return
         try:
-            make = self._ngram_maker(pipeline, drafting)
+            makers = self._ngram_makers(pipeline, drafting)
         except AutoPipeError as error:
             self._channel.send({"type": "note", "text": f"no n-gram drafter: {error}"})
-            drafting, make = drafting.replace(ngram=None), None
-        pipeline.configure(drafting, make)
+            drafting, makers = drafting.replace(ngram=None), (None, None)
+        pipeline.configure(drafting, *makers)
 
     def _save_ngrams(self, path: str) -> None:
         try:
@@ -189,11 +193,12 @@ class SharedServer:
             return
         self._channel.send({"type": "saved-ngrams", "contexts": len(online)})
 
-    def _ngram_maker(self, pipeline: SharedPipeline, drafting: DraftingConfig) -> Callable[[], NgramDrafter] | None:
-        """Builds drafters that share a table, and what is learned of confidence and online; each has its own text."""
+    def _ngram_makers(self, pipeline: SharedPipeline, drafting: DraftingConfig) -> tuple[_Maker | None, _Maker | None]:
+        """Builders of drafters that share a table, and what is learned of confidence and online; each has its own text.
+        The second is for another thread: it shares nothing that changes with the first, and learns nothing online."""
         self._online = None
         if drafting.ngram is None:
-            return None
+            return None, None
         from autopipe.core.ngram import NgramDrafter
         from autopipe.core.ngram_table import NgramTable
 
@@ -206,7 +211,12 @@ class SharedServer:
                 "tokens: it was learned with another tokenizer"
             )
         self._online = first.online
-        return lambda: NgramDrafter(options, table, first.calibration, first.online)
+        apart = options.replace(online=False)
+        calibration = NgramDrafter(apart, table).calibration
+        return (
+            lambda: NgramDrafter(options, table, first.calibration, first.online),
+            lambda: NgramDrafter(apart, table, calibration),
+        )
 
     def _begin(self, message: Message) -> None:
         from autopipe.core.picker import Picker

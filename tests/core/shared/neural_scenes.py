@@ -42,13 +42,19 @@ class Decided(WindowGate):
         return min(window, self._windows[self._turn % len(self._windows)]) if self._windows else window
 
 
-def drafting(windows: Sequence[int], *, ngram: int = 0, gate: bool = False, **more: Any) -> DraftingConfig:
+def drafting(
+    windows: Sequence[int], *, ngram: int = 0, gate: bool = False, min_drafts: int = 1, **more: Any
+) -> DraftingConfig:
     """Neural drafters `d0`, `d1`, ... with these windows, behind an n-gram with window `ngram` if not 0."""
     before = [ngram, *windows]
+    stage = StagePlan(model="any")
     neural = [
-        NeuralDrafting(key=f"d{n}", name=f"d{n}", stage=StagePlan(model="any"), fed_window=before[n])
-        for n in range(len(windows))
-    ]
+        NeuralDrafting(
+            key=f"d{n}", name=f"d{n}", stage=stage, fed_window=before[n], window=window,
+            min_drafts=min(min_drafts, window),
+        )
+        for n, window in enumerate(windows)
+    ]  # fmt: skip
     options = NgramOptions(gate=gate) if ngram else None
     return DraftingConfig(ngram=options, neural=tuple(neural), window=windows[-1], **more)
 

@@ -309,7 +309,6 @@ def test_a_target_that_does_not_load_says_why() -> None:
 @pytest.mark.parametrize(
     ("chain", "settings", "word"),
     [
-        ([{"model": "a"}, {"model": "b"}], {"mode": "async"}, "async"),
         ([{"model": "a", "cores": [0]}, {"model": "b"}], {}, "cores"),
         ([{"model": "a", "cuda": {"mps_percent": 30}}, {"model": "b"}], {}, "share of the GPU"),
         ([{"model": "b"}], {"verification": "rejection"}, "rejection"),

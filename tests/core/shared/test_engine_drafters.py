@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from autopipe.core.errors import AutoPipeError, ConfigError
+from autopipe.core.errors import AutoPipeError
 from autopipe.core.plan import Plan
-from autopipe.core.shared import SharedEngine, SharingOptions, reason_unshareable
+from autopipe.core.shared import SharedEngine, SharingOptions
 from tests.core.pipeline import PROMPT, plain_output
 from tests.core.shared.test_engine import submit, text, wait_until
 
@@ -158,12 +158,32 @@ def test_a_killed_worker_comes_back_with_its_drafters() -> None:
         assert "small" in [stage.name for stage in handle.outcome().stats.stages]
 
 
-def test_stages_at_the_same_time_are_refused_by_name(engine: SharedEngine) -> None:
-    wanted = plan(small(), mode="async")
-    assert "async" in str(reason_unshareable(wanted))
-    with pytest.raises(ConfigError, match="mode") as refused:
-        engine.apply(wanted)
-    assert refused.value.key == "mode"
+def test_stages_that_work_at_the_same_time_are_shared_too(engine: SharedEngine) -> None:
+    engine.apply(plan(NGRAM, small(), mode="async"))
+    check(engine, 20)
+    handle = submit(engine, 60)
+    assert text(handle) == plain_output(60)
+    stages = {stage.name: stage for stage in handle.outcome().stats.stages}
+    assert stages["small"].forwards > 0
+    assert stages["small"].accepted > 0
+
+
+def test_the_mode_changes_while_requests_run(engine: SharedEngine) -> None:
+    handles = [submit(engine, 300, prompt=[n + 1] * 3) for n in range(4)]
+    next(iter(handles[0]))
+    for mode in ("async", "plain", "async", "lockstep"):
+        engine.apply(plan(NGRAM, small(), mode=mode))
+    got = [text(handle) for handle in handles]
+    for n in range(1, 4):
+        assert got[n] == plain_output(300, prompt=[n + 1] * 3)
+
+
+def test_a_drafter_that_fails_while_it_works_ahead_is_left_out(engine: SharedEngine) -> None:
+    engine.apply(plan(small(fail_after=30), mode="async"))
+    handle = submit(engine, 200)
+    assert text(handle) == plain_output(200)
+    wait_until(lambda: set(engine.worker_ids) == {"target"})
+    assert any("'small'" in note and "failed after 30" in note for note in handle.outcome().stats.fallbacks)
 
 
 def test_cancelling_one_of_many_leaves_the_others_their_text(engine: SharedEngine) -> None:
