@@ -211,12 +211,14 @@ class TurnsBatchRunner(BatchRunner):
     one_by_one = True
 
     def _run(self, segments: Sequence[Segment]) -> torch.Tensor:
-        logits = [torch.empty(0, self.vocab_size)]
-        for segment in segments:
-            start = time.monotonic_ns()
-            logits.append(self._run_one(segment, self._lengths[segment.slot]))
-            self.passes.append(Pass(len(segment.ids), max(1, time.monotonic_ns() - start)))
-        return torch.cat(logits)
+        logits = [self._timed(segment, self._lengths[segment.slot]) for segment in segments]
+        return torch.cat([torch.empty(0, self.vocab_size), *logits])
+
+    def _timed(self, segment: Segment, length: int) -> torch.Tensor:
+        start = time.monotonic_ns()
+        logits = self._run_one(segment, length)
+        self.passes.append(Pass(len(segment.ids), max(1, time.monotonic_ns() - start)))
+        return logits
 
     @abstractmethod
     def _run_one(self, segment: Segment, length: int) -> torch.Tensor:

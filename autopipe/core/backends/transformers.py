@@ -18,6 +18,7 @@ from contextlib import nullcontext
 from typing import Any
 
 import torch
+from transformers.cache_utils import Cache
 
 from autopipe.core.affinity import usable_cores
 from autopipe.core.backends.base import CostNotes, StageBackend
@@ -145,6 +146,11 @@ class TransformersBackend(StageBackend):
     @property
     def length(self) -> int:
         return len(self._ids)
+
+    @property
+    def grid(self) -> Grid:
+        """Where forwards are cut."""
+        return self._grid
 
     @property
     def sequence(self) -> HeldSequence:
@@ -306,9 +312,19 @@ class TransformersBackend(StageBackend):
         """The model's forward; logits [rows, vocab], or of the last `keep` rows."""
         self._step.start, self._step.num_keys = step.start, step.num_keys
         self._step.keep_from, self._step.keep_to = step.keep_from, step.keep_to
-        inputs: dict[str, Any] = {self._cache_argument: self._cache, "use_cache": True}
+        return self.call(ids, self._cache, keep)
+
+    def call(self, ids: list[int], cache: Cache, keep: int = 0, positions: Sequence[int] | None = None) -> torch.Tensor:
+        """The model's forward over a cache, as it is; logits [rows, vocab], or of the last `keep` rows.
+
+        Args:
+            positions: of the rows; None: as the cache says.
+        """
+        inputs: dict[str, Any] = {self._cache_argument: cache, "use_cache": True}
         if self._keeps_logits:
             inputs["logits_to_keep"] = keep
+        if positions is not None:
+            inputs["position_ids"] = torch.tensor([positions], device=self._device)
         with self._linears.team.team.awake() if self._linears is not None else nullcontext():
             logits: torch.Tensor = self._model(torch.tensor([ids], device=self._device), **inputs).logits[0]
         return logits[-keep:] if keep else logits

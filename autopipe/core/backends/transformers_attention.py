@@ -23,10 +23,16 @@ QUERY_ROWS = 8
 
 
 class Block(NamedTuple):
-    """Successive queries of a forward that attend by themselves, to the first `keys` keys."""
+    """Successive queries of a forward that attend by themselves, to the first `keys` keys.
+
+    Attributes:
+        member, start: where several sequences are stacked: whose queries they are, and the position of the first.
+    """
 
     queries: int
     keys: int
+    member: int = 0
+    start: int = 0
 
 
 class _Scoring(NamedTuple):
@@ -43,19 +49,30 @@ class _Scoring(NamedTuple):
 
 class _Forward(threading.local):
     blocks: Sequence[Block] = ()
+    stacked: bool = False
+    keys: Sequence[tuple[torch.Tensor, torch.Tensor]] = ()
 
 
 _forward = _Forward()
 
 
 @contextmanager
-def attending_in(blocks: Sequence[Block]) -> Generator[None]:
-    """Let forwards of this thread attend block by block, so that a query's arithmetic is that of its block alone."""
-    _forward.blocks = blocks
+def attending_in(blocks: Sequence[Block], *, stacked: bool = False) -> Generator[None]:
+    """Let forwards of this thread attend block by block, so that a query's arithmetic is that of its block alone.
+
+    Args:
+        stacked: the blocks are of several sequences, whose keys are told by `remember_keys`.
+    """
+    _forward.blocks, _forward.stacked = blocks, stacked
     try:
         yield
     finally:
-        _forward.blocks = ()
+        _forward.blocks, _forward.stacked, _forward.keys = (), False, ()
+
+
+def remember_keys(keys: Sequence[tuple[torch.Tensor, torch.Tensor]]) -> None:
+    """Keys and values of each stacked sequence, for the attention that follows."""
+    _forward.keys = keys
 
 
 def attend(
@@ -85,12 +102,14 @@ def attend(
         [1, n, heads, head_dim], and None for the weights.
     """
     blocks, scoring = _forward.blocks, _Scoring(scaling, softcap, s_aux)
-    if len(blocks) <= 1 or attention_mask is None:
+    if not _forward.stacked and (len(blocks) <= 1 or attention_mask is None):
         return _attend(query, key, value, attention_mask, position_bias, scoring), None
     outputs, start = [], 0
-    for num_queries, num_keys in blocks:
+    for num_queries, num_keys, member, _ in blocks:
         own, seen = slice(start, start + num_queries), slice(num_keys)
-        mask = attention_mask[:, :, own, seen]
+        if _forward.stacked:
+            key, value = _forward.keys[member]
+        mask = None if attention_mask is None else attention_mask[:, :, own, seen]
         bias = None if position_bias is None else position_bias[:, :, own, seen]
         outputs.append(_attend(query[:, :, own], key[:, :, seen], value[:, :, seen], mask, bias, scoring))
         start += num_queries
@@ -173,7 +192,18 @@ def additive_mask(
     dtype: torch.dtype = torch.float32,
     **kwargs: Any,
 ) -> torch.Tensor | None:
-    """transformers' mask as additive [1, 1, n, keys]; None only where the keys end with the last query."""
+    """transformers' mask as additive [1, 1, n, keys]; None only where the keys end with the last query.
+
+    Where sequences are stacked, each block's rows are those of its own sequence.
+    """
+    if _forward.stacked:
+        blocks, most = _forward.blocks, max(block.keys for block in _forward.blocks)
+        _forward.stacked = False
+        rows = [
+            additive_mask(batch_size, block.queries, most, block.start, kv_offset, dtype, **kwargs) for block in blocks
+        ]
+        _forward.stacked = True
+        return torch.cat([row for row in rows if row is not None], dim=2)
     ends_together = q_offset + q_length == kv_offset + kv_length
     kwargs["allow_is_causal_skip"] = kwargs.get("allow_is_causal_skip", True) and ends_together
     mask = sdpa_mask(

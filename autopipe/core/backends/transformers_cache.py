@@ -64,7 +64,12 @@ class RollbackLayer(DynamicLayer):  # type: ignore[misc]  # transformers is not 
         self, key_states: torch.Tensor, value_states: torch.Tensor, *args: Any, **kwargs: Any
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Store the rows of this step that are to be kept; return the keys and values of `step.num_keys` positions."""
-        step = self._step
+        return self.update_at(self._step, key_states, value_states)
+
+    def update_at(
+        self, step: Step, key_states: torch.Tensor, value_states: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """As `update`, for a step that is not the one under way."""
         self._reserve(step.num_keys, key_states, value_states)
         rows = slice(step.keep_from - step.start, step.keep_to - step.start)
         self.keys[:, :, step.keep_from : step.keep_to] = key_states[:, :, rows]

@@ -60,7 +60,13 @@ class KernelLinear(torch.nn.Module):
         return self._packed.numel() * self._packed.element_size()
 
     def forward(self, rows: torch.Tensor) -> torch.Tensor:
-        """[..., in_features] -> [..., out_features], in the dtype given; sums in float32."""
+        """[..., in_features] -> [..., out_features], in the dtype given; sums in float32.
+
+        Raises:
+            RuntimeError: as torch's own layer would, another number of inputs.
+        """
+        if rows.shape[-1] != self.in_features:
+            raise RuntimeError(f"a linear layer of {self.in_features} inputs was given {rows.shape[-1]}")
         x = (rows if rows.dtype in _DTYPES else rows.float()).contiguous()
         output = torch.empty(*x.shape[:-1], self.out_features, dtype=x.dtype)
         self._team.multiply(self._job, x, output)

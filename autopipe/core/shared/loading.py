@@ -132,15 +132,17 @@ def _load_one_by_one(
     from autopipe.core.backends.load import load_backend
     from autopipe.core.backends.transformers import TransformersBackend
     from autopipe.core.backends.transformers_batch import TransformersBatchRunner
+    from autopipe.core.backends.transformers_layout import Layout
 
-    # A drafter need not round alike in any company: it has the fastest shapes.
-    backend = load_backend(stage, exact=target is None, threads=threads)
+    backend = load_backend(stage, threads=threads)
     if not isinstance(backend, TransformersBackend):
         raise UnsupportedModelError(f"{stage.model}: requests cannot share it: {info.reason}")
+    if target is not None and backend.layout is not Layout.ROWS:
+        backend.layout, backend.exact = Layout.FREE, False  # a drafter need not round alike in any company
     available = available_memory("cpu" if info.device == "cpu" else str(backend.model.device))
     per_token = backend.cost_notes().kv_bytes_per_token or 1
     memory = _memory(backend.max_length, per_token, options.kv_bytes, available, target)
-    runner = TransformersBatchRunner(backend, options.max_active, *memory)
+    runner = TransformersBatchRunner(backend, options.max_active, *memory, drafts=target is not None)
     return LoadedModel(runner, f"{backend.choice_reason}; {runner.description}")
 
 

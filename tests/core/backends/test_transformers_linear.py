@@ -26,6 +26,14 @@ def test_equals_torch(dtype: torch.dtype, inputs: int, outputs: int) -> None:
     torch.testing.assert_close(result.double(), expected, atol=tolerance * inputs**0.5, rtol=tolerance)
 
 
+def test_another_number_of_inputs_is_refused_as_torch_would() -> None:
+    """Reading on beyond a row's end would be reading somebody else's memory."""
+    layer = KernelLinear(torch.randn(8, 32), None, KernelTeam(1))
+    for inputs in (31, 33, 64):
+        with pytest.raises(RuntimeError, match="32 inputs"):
+            layer(torch.randn(2, inputs))
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_a_row_is_the_same_among_any_number_of_rows_and_threads(dtype: torch.dtype) -> None:
     torch.manual_seed(0)

@@ -1,4 +1,4 @@
-"""Requests on a model that computes one sequence after another, and reads prompts whole: the transformers backend."""
+"""Requests on a target of the transformers backend, which reads prompts whole, and may compute sequences by turns."""
 
 from __future__ import annotations
 
@@ -15,9 +15,11 @@ from hypothesis import strategies as st
 from autopipe.core.backends.batch import Segment
 from autopipe.core.backends.emulated_batch import EmulatedBatchRunner
 from autopipe.core.backends.transformers import TransformersBackend
+from autopipe.core.backends.transformers_attention import NAME as ATTENTION
 from autopipe.core.backends.transformers_batch import TransformersBatchRunner
 from autopipe.core.engine import Engine
 from autopipe.core.gating import StepCosts
+from autopipe.core.kernels import has_kernels
 from autopipe.core.ngram import NgramDrafter
 from autopipe.core.picker import Picker
 from autopipe.core.plan import NgramOptions, Plan
@@ -109,13 +111,16 @@ def test_drafts_are_weighed_as_if_each_request_were_alone() -> None:
 
 
 @lru_cache
-def _model(dtype: torch.dtype) -> TransformersBackend:
-    return TransformersBackend(tiny_model("gpt2", dtype=dtype), threads=1)
+def backend_of(dtype: torch.dtype, stacked: bool) -> TransformersBackend:
+    """With our attention (and kernels) sequences can be computed together, else they take turns."""
+    model = tiny_model("gpt2", dtype=dtype)
+    if stacked:
+        model.set_attn_implementation(ATTENTION)
+    return TransformersBackend(model, threads=1)
 
 
-def alone(prompt: Sequence[int], dtype: torch.dtype, params: dict[str, Any]) -> list[int]:
+def alone(backend: TransformersBackend, prompt: Sequence[int], params: dict[str, Any]) -> list[int]:
     """Plain decoding: the prompt is one prefill, each token one forward."""
-    backend = _model(dtype)
     backend.sequence = backend.new_sequence()
     parsed = SamplingParams.parse({"max_new_tokens": 24, **params})
     picker = Picker(parsed, vocab_size=VOCAB_SIZE, prompt_length=len(prompt))
@@ -126,13 +131,14 @@ def alone(prompt: Sequence[int], dtype: torch.dtype, params: dict[str, Any]) -> 
     return tokens[len(prompt) :]
 
 
-@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(
     lengths=st.lists(st.sampled_from([1, 2, 9, 60, 200]), min_size=1, max_size=5),
     joins=st.lists(st.integers(0, 9), min_size=5, max_size=5),
     window=st.integers(0, 8),
     gate=st.booleans(),
     bf16=st.booleans(),
+    stacked=st.booleans(),
     sampled=st.booleans(),
     kv_tokens=st.sampled_from([None, 600, 1200]),
     given_before=st.integers(0, 12),
@@ -143,16 +149,16 @@ def test_whatever_the_company_each_gets_what_plain_decoding_gives(
     window: int,
     gate: bool,
     bf16: bool,
+    stacked: bool,
     sampled: bool,
     kv_tokens: int | None,
     given_before: int,
 ) -> None:
-    dtype = torch.bfloat16 if bf16 else torch.float32
+    backend = backend_of(torch.bfloat16 if bf16 else torch.float32, stacked)
     prompts = [ids(length, seed) for seed, length in enumerate(lengths)]
     params = [{"temperature": 1.0, "seed": n} if sampled else {} for n in range(len(lengths))]
-    wanted = [alone(prompt, dtype, params[n]) for n, prompt in enumerate(prompts)]
+    wanted = [alone(backend, prompt, params[n]) for n, prompt in enumerate(prompts)]
 
-    backend = _model(dtype)
     per_token = backend.cost_notes().kv_bytes_per_token or 0
     runner = TransformersBatchRunner(backend, SLOTS, 512, None if kv_tokens is None else kv_tokens * per_token)
     pipeline = SharedPipeline(runner, SharingOptions.parse(SHARING))
@@ -210,10 +216,13 @@ def test_who_asks_for_little_does_not_wait_for_who_asks_for_much(engine: SharedE
     long.cancel()
 
 
-def test_one_more_request_takes_one_more_step(engine: SharedEngine) -> None:
+def test_where_requests_take_turns_one_more_takes_one_more_forward(
+    engine: SharedEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
     facts = engine.facts(engine.plan.names()[-1])
-    assert facts["one_by_one"]
     assert facts["exact"]
+    assert facts["one_by_one"] == (not has_kernels())
+    monkeypatch.setattr(engine._conductor, "target_facts", {**facts, "one_by_one": True})
     one, four = engine.step_s(1), engine.step_s(4)
     assert one is not None
     assert four == pytest.approx(4 * one)
