@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections import OrderedDict
 from collections.abc import Sequence
 from pathlib import Path
@@ -25,7 +26,7 @@ class OnlineNgrams:
 
     Bounded: when full, the context not seen for longest makes room. A context keeps one successor by majority
     (Boyer and Moore's vote), so a change of habit replaces it soon. Lives in one process; nothing is shared or
-    written unless `save` is called. Not thread-safe.
+    written unless `save` is called. Several threads may use it.
 
     Args:
         max_entries: most contexts kept, about 250 bytes each.
@@ -38,6 +39,7 @@ class OnlineNgrams:
         if max_entries < 1:
             raise ConfigError("ngram.online_entries", max_entries, "1 or more")
         self._max_entries = max_entries
+        self._writing = threading.Lock()
         self._entries: OrderedDict[int, int] = OrderedDict()  # context -> token << 16 | votes << 8 | occurrences
 
     def __len__(self) -> int:
@@ -45,10 +47,11 @@ class OnlineNgrams:
 
     def learn(self, tokens: Sequence[int], start: int, end: int) -> None:
         """Take in tokens[start:end], each after the tokens before it."""
-        for position in range(start, end):
-            token = tokens[position]
-            for key in context_keys(tokens[max(0, position - MAX_ORDER) : position], MAX_ORDER):
-                self._count(key, token)
+        with self._writing:
+            for position in range(start, end):
+                token = tokens[position]
+                for key in context_keys(tokens[max(0, position - MAX_ORDER) : position], MAX_ORDER):
+                    self._count(key, token)
 
     def match_keys(self, keys: Sequence[int]) -> TableMatch | None:
         """The entry of the longest of these contexts (from `context_keys`, shortest first), or None."""
@@ -66,8 +69,9 @@ class OnlineNgrams:
         Raises:
             ConfigError: the file cannot be written.
         """
-        keys = np.array(list(self._entries), dtype=np.uint64)
-        values = np.array(list(self._entries.values()), dtype=np.uint64)
+        with self._writing:
+            keys = np.array(list(self._entries), dtype=np.uint64)
+            values = np.array(list(self._entries.values()), dtype=np.uint64)
         votes, occurrences = values >> np.uint64(8) & np.uint64(_MOST), values & np.uint64(_MOST)
         shares = votes * np.uint64(_MOST) // np.maximum(occurrences, np.uint64(1))
         arrays = as_table(keys, values >> np.uint64(_TOKEN_SHIFT), occurrences, shares)

@@ -212,7 +212,7 @@ class TurnsBatchRunner(BatchRunner):
 
     def _run(self, segments: Sequence[Segment]) -> torch.Tensor:
         logits = [self._timed(segment, self._lengths[segment.slot]) for segment in segments]
-        return torch.cat([torch.empty(0, self.vocab_size), *logits])
+        return torch.cat([torch.empty(0, self.vocab_size, dtype=torch.float32), *logits])
 
     def _timed(self, segment: Segment, length: int) -> torch.Tensor:
         start = time.monotonic_ns()

@@ -67,7 +67,7 @@ class EmulatedBackend(StageBackend):
         self._misbehave()
         start = len(self._ids)
         self._ids.extend(ids)
-        logits = torch.zeros(len(ids), self.vocab_size)
+        logits = torch.zeros(len(ids), self.vocab_size, dtype=torch.float32)
         for row in range(len(ids)):
             logits[row, self._pick(start + row)] = _LOGIT
         time.sleep(max(0.0, deadline - time.monotonic()))

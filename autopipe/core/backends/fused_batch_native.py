@@ -73,7 +73,7 @@ class NativeBatchRunner(BatchRunner):
         self._pool = PagePool(page_bytes, None if kv_bytes is None else kv_bytes // page_bytes)
         self._pages: list[list[int]] = [[] for _ in range(slots)]
         self._rope = shape.rope_tables(max_length)
-        self._logits = torch.empty(0, shape.vocab)
+        self._logits = torch.empty(0, shape.vocab, dtype=torch.float32)
 
     @property
     def description(self) -> str:
@@ -105,7 +105,7 @@ class NativeBatchRunner(BatchRunner):
         rows = self._rows(segments)
         wanted = sum(segment.num_logits for segment in segments)
         if self._logits.shape[0] < wanted:
-            self._logits = torch.empty(wanted, self._shape.vocab)
+            self._logits = torch.empty(wanted, self._shape.vocab, dtype=torch.float32)
         self._model.forward(rows, self._rope, self._logits)
         return self._logits[:wanted]
 

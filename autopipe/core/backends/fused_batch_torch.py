@@ -74,7 +74,7 @@ class TorchBatchRunner(TurnsBatchRunner):
     def _run_one(self, segment: Segment, length: int) -> torch.Tensor:
         self._load(segment.slot, length + len(segment.ids))
         decoder, device = self._decoder, self._decoder.device
-        logits = [torch.empty(0, self.vocab_size)]
+        logits = [torch.empty(0, self.vocab_size, dtype=torch.float32)]
         for begin in range(0, len(segment.ids), EXACT_ROWS):
             ids = list(segment.ids[begin : begin + EXACT_ROWS])
             padding = [0] * (EXACT_ROWS - len(ids))

@@ -59,7 +59,7 @@ class NativeRunner(Runner):
         self._pages: list[Memory] = []
         self._page_table = (ctypes.c_void_p * 0)()
         self._rope = shape.rope_tables(0)
-        self._logits = torch.empty(0, shape.vocab)
+        self._logits = torch.empty(0, shape.vocab, dtype=torch.float32)
         self._start()
         self.kv_bytes_per_token = self._model.page_elements * dtype.itemsize // PAGE_TOKENS
 
@@ -116,7 +116,7 @@ class NativeRunner(Runner):
     def run(self, ids: Sequence[int], position: int, num_logits: int) -> torch.Tensor:
         self._make_room(position + len(ids))
         if self._logits.shape[0] < num_logits:
-            self._logits = torch.empty(num_logits, self._shape.vocab)
+            self._logits = torch.empty(num_logits, self._shape.vocab, dtype=torch.float32)
         segment = Segment(ids, position, self._page_table, num_logits)
         self._model.forward([segment], self._rope, self._logits)
         return self._logits[:num_logits]

@@ -65,7 +65,7 @@ class Adapted:
 
 def _padded(rows: torch.Tensor | None, count: int, columns: int) -> torch.Tensor:
     """fp32 [count, columns]: the rows, then zeros."""
-    padded = torch.zeros(count, columns)
+    padded = torch.zeros(count, columns, dtype=torch.float32)
     if rows is not None:
         padded[: len(rows)] = rows
     return padded

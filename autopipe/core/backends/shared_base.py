@@ -200,7 +200,7 @@ class _WholeVocabulary(Runner):
         self._inner, self._head_ids, self._vocab_size = inner, head_ids.numpy(), vocab_size
         self.exact, self.shortfalls = inner.exact, inner.shortfalls
         self.weight_bytes, self.kv_bytes_per_token = inner.weight_bytes, inner.kv_bytes_per_token
-        self._logits = torch.empty(0, vocab_size)
+        self._logits = torch.empty(0, vocab_size, dtype=torch.float32)
 
     @property
     def description(self) -> str:
@@ -208,7 +208,7 @@ class _WholeVocabulary(Runner):
 
     def run(self, ids: Sequence[int], position: int, num_logits: int) -> torch.Tensor:
         if self._logits.shape[0] < num_logits:
-            self._logits = torch.full((num_logits, self._vocab_size), -torch.inf)
+            self._logits = torch.full((num_logits, self._vocab_size), -torch.inf, dtype=torch.float32)
         logits = self._logits[:num_logits]
         # By numpy: torch would wake its threads, which then spin beside those of the kernels.
         logits.numpy()[:, self._head_ids] = self._inner.run(ids, position, num_logits).numpy()

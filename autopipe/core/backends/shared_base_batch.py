@@ -48,7 +48,7 @@ class SharedBaseBatchRunner(NativeBatchRunner):
         self._embedding = input_embedding(load(), shape, dtype)  # which the kernels read
         drafter = Drafter.load(config, load(), adapter, dtype, self._embedding)
         self._head_ids = drafter.head_ids
-        self._whole = torch.empty(0, shape.vocab)
+        self._whole = torch.empty(0, shape.vocab, dtype=torch.float32)
         self._run_on(drafter.weights, threads, slots, shape.vocab, max_length, kv_bytes)
 
     @property
@@ -58,7 +58,7 @@ class SharedBaseBatchRunner(NativeBatchRunner):
     def _run(self, segments: Sequence[Segment]) -> torch.Tensor:
         logits = super()._run(segments)
         if self._whole.shape[0] < len(logits):
-            self._whole = torch.full((len(logits), self.vocab_size), -torch.inf)
+            self._whole = torch.full((len(logits), self.vocab_size), -torch.inf, dtype=torch.float32)
         whole = self._whole[: len(logits)]
         # By numpy: torch would wake its threads, which then spin beside those of the kernels.
         whole.numpy()[:, self._head_ids.numpy()] = logits.numpy()

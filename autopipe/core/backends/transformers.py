@@ -273,7 +273,7 @@ class TransformersBackend(StageBackend):
         """Run parts of `ids` one after the other; all or nothing. Returns float32 [tokens, vocab] on the CPU."""
         before, offset = len(self._ids), 0
         # Made outside inference mode, so that the caller may change it in place.
-        logits = torch.empty(1 if last_only else len(ids), self.vocab_size)
+        logits = torch.empty(1 if last_only else len(ids), self.vocab_size, dtype=torch.float32)
         try:
             with torch.inference_mode():
                 for size, run in parts:

@@ -13,8 +13,7 @@ import torch
 
 from autopipe.core.backends.batch import Pass, Segment, TurnsBatchRunner
 from autopipe.core.backends.transformers import MOST_ROWS, TransformersBackend
-from autopipe.core.backends.transformers_cache import HeldSequence
-from autopipe.core.backends.transformers_layout import KEY_BLOCK
+from autopipe.core.backends.transformers_cache import GROWTH, HeldSequence, grown
 from autopipe.core.backends.transformers_stack import Part, forward_stacked, reason_unstackable, split
 from autopipe.core.errors import KVMemoryError, UnsupportedModelError
 
@@ -31,6 +30,7 @@ class TransformersBatchRunner(TurnsBatchRunner):
     """
 
     whole_prompts = True
+    page_tokens = GROWTH
 
     def __init__(
         self,
@@ -90,7 +90,7 @@ class TransformersBatchRunner(TurnsBatchRunner):
                 found[next(slots)] = rows[begin:end]
         logits = [found[segment.slot] for segment in segments]
         return torch.cat(
-            [torch.empty(0, self.vocab_size)]
+            [torch.empty(0, self.vocab_size, dtype=torch.float32)]
             + [rows[len(rows) - each.num_logits :] for rows, each in zip(logits, segments, strict=True)]
         )
 
@@ -113,15 +113,17 @@ class TransformersBatchRunner(TurnsBatchRunner):
             return
         tokens = {slot: held.capacity for slot, held in self._held.items()}
         for segment in segments:
-            have, length = tokens.get(segment.slot, 0), self._lengths[segment.slot] + len(segment.ids)
-            needed = (length // KEY_BLOCK + 1) * KEY_BLOCK
-            tokens[segment.slot] = have if needed <= have else max(needed, 2 * have)
+            last = self._lengths[segment.slot] + len(segment.ids) - 1
+            needed = self._backend.grid.num_keys(last)  # in the layouts that take most
+            tokens[segment.slot] = grown(tokens.get(segment.slot, 0), needed)
         if len(tokens) > 1 and sum(tokens.values()) * self.kv_bytes_per_token > self._kv_bytes:
             raise KVMemoryError(f"{self.kv_bytes_in_use()} of {self._kv_bytes} bytes of KV memory are in use")
 
     def _truncate(self, slot: int, length: int) -> None:
         if length == 0:
-            self._held.pop(slot, None)
+            held = self._held.pop(slot, None)
+            if held is not None and held.ids is self._backend.sequence.ids:
+                self._backend.sequence = self._backend.new_sequence()
         else:
             self._at(slot).rollback(length)
 
@@ -139,7 +141,7 @@ class TransformersBatchRunner(TurnsBatchRunner):
 
     @property
     def _tokens_in_use(self) -> int:
-        return sum(held.capacity for held in self._held.values())
+        return sum(held.capacity for held in list(self._held.values()))  # asked from other threads, too
 
     def kv_bytes_in_use(self) -> int:
         return self._tokens_in_use * self.kv_bytes_per_token

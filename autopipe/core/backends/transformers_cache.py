@@ -17,7 +17,8 @@ try:
 except ImportError:  # releases without layers that share another's cache
     DummyLayer = ()
 
-_FIRST_CAPACITY = 256
+GROWTH = 256
+"""Memory of a sequence grows by so many positions, and by an eighth at least."""
 
 
 @dataclass(slots=True)
@@ -43,6 +44,13 @@ class _Copy:
     keys: torch.Tensor
     values: torch.Tensor
     length: int
+
+
+def grown(capacity: int, num_positions: int) -> int:
+    """Positions for which there is memory once `num_positions` are needed and there was memory for `capacity`."""
+    if num_positions <= capacity:
+        return capacity
+    return -(-max(num_positions, capacity + capacity // 8) // GROWTH) * GROWTH
 
 
 class RollbackLayer(DynamicLayer):  # type: ignore[misc]  # transformers is not typed
@@ -125,7 +133,7 @@ class RollbackLayer(DynamicLayer):  # type: ignore[misc]  # transformers is not 
         capacity = self.keys.shape[2] if self.is_initialized else 0
         if num_positions <= capacity:
             return
-        capacity = max(num_positions, 2 * capacity, _FIRST_CAPACITY)
+        capacity = grown(capacity, num_positions)
         old = (self.keys, self.values) if self.is_initialized else None
         if old is None:
             self.device, self.dtype = key_states.device, key_states.dtype

@@ -102,7 +102,7 @@ class KernelTeam:
         per width."""
         buffer = self._converted.get(job.inputs)
         if buffer is None:
-            buffer = torch.zeros(_MAX_ROWS, job.inputs + -job.inputs % VECTOR_PADDING)
+            buffer = torch.zeros(_MAX_ROWS, job.inputs + -job.inputs % VECTOR_PADDING, dtype=torch.float32)
             self._converted[job.inputs] = buffer
         job.converted = buffer.data_ptr()
         job.bf16_rows = x.dtype is torch.bfloat16

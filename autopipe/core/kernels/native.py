@@ -149,7 +149,7 @@ def matmul(
     x = x.contiguous()
     rows, inputs = x.shape
     out = torch.empty(rows, outputs, dtype=x.dtype)
-    converted = torch.zeros(rows, inputs + -inputs % VECTOR_PADDING)
+    converted = torch.zeros(rows, inputs + -inputs % VECTOR_PADDING, dtype=torch.float32)
     job = MatmulJob(
         weights or WeightFormat.of(packed.dtype), rows, inputs, outputs, x.dtype is torch.bfloat16, x.data_ptr(),
         packed.data_ptr(), None if bias is None else bias.data_ptr(), out.data_ptr(), converted.data_ptr(),

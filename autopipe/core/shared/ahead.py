@@ -9,13 +9,41 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Generator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 
+from autopipe.core.plan import Warmup
 from autopipe.core.shared.ahead_lane import Lane
 from autopipe.core.shared.drafting import NeuralDrafting
 from autopipe.core.shared.neural import SharedDrafter, Source, Want
 from autopipe.core.shared.sequence import SharedRequest
 from autopipe.core.stats import StageStats
+
+
+class Watch:
+    """Lets drafters say that they begin to compute while the pipeline waits for them, as the pipeline itself would: a
+    worker that computes longer than it should is taken for hung."""
+
+    def __init__(self) -> None:
+        self._gate = threading.Lock()
+        self._waited_for = False
+
+    def begins(self, tell: Callable[[int], None], num_rows: int) -> None:
+        """A drafter begins to compute so many rows."""
+        with self._gate:
+            if self._waited_for:
+                tell(num_rows)
+
+    @contextmanager
+    def waiting(self, tell: Callable[[int], None]) -> Generator[None]:
+        """The pipeline waits; for a drafter, perhaps, that has begun before."""
+        with self._gate:
+            self._waited_for = True
+            tell(1)
+        try:
+            yield
+        finally:
+            with self._gate:
+                self._waited_for = False
 
 
 class Ahead:
@@ -27,15 +55,13 @@ class Ahead:
     Args:
         drafter: used by nobody else until `stop`.
         max_lanes: requests in one of its forwards.
+        watch: of its chain.
     """
 
-    read_ns = 0
-    """Nobody waits for what it reads."""
-
-    def __init__(self, drafter: SharedDrafter, max_lanes: int) -> None:
+    def __init__(self, drafter: SharedDrafter, max_lanes: int, watch: Watch) -> None:
         self.drafter = drafter
-        self._about_to_wait: Callable[[], None] = lambda: None
-        self._max_lanes = max_lanes
+        self._max_lanes, self._watch = max_lanes, watch
+        self._is_last, self._warmup = True, Warmup()
         self._window = self._min_drafts = 1
         self._lanes: dict[int, Lane] = {}
         self._left: list[tuple[Lane, bool]] = []  # to be told to the drafter, and whether to keep what it has read
@@ -45,7 +71,8 @@ class Ahead:
         self._error: Exception | None = None
         self._short = False
         self._own = drafter.about_to_compute, drafter.fell_short
-        drafter.about_to_compute, drafter.fell_short = lambda num_rows: None, self._fall_short
+        drafter.about_to_compute = lambda num_rows: watch.begins(self._own[0], num_rows)
+        drafter.fell_short = self._fall_short
         drafter.clear()
         self._thread = threading.Thread(target=self._run, name=f"autopipe-{drafter.name}", daemon=True)
         self._thread.start()
@@ -54,15 +81,14 @@ class Ahead:
     def name(self) -> str:
         return self.drafter.name
 
-    def set_up(self, source: Source | None, drafting: NeuralDrafting, *, is_last: bool) -> None:
-        """Take a place in a chain, while it rests. Who waits for the last one is watched."""
+    def set_up(self, source: Source | None, drafting: NeuralDrafting, warmup: Warmup, *, is_last: bool) -> None:
+        """Take a place in a chain, while it rests. The consumer of the last one is the pipeline."""
         if source is not self.drafter.source:
             for lane in self._lanes.values():
                 lane.mirror.ngram, lane.mirror.ngram_unchanged = None, 0
         self.drafter.source, self.drafter.fed_window = source, drafting.fed_window
         self._window, self._min_drafts = drafting.window, drafting.min_drafts
-        self._about_to_wait = (lambda: self._own[0](1)) if is_last else (lambda: None)
-        self._error = None
+        self._is_last, self._warmup, self._error = is_last, warmup, None
 
     @contextmanager
     def resting(self) -> Generator[None]:
@@ -97,15 +123,17 @@ class Ahead:
                 lane.tell(want.request.tokens, want.extra)
             self._changed.notify_all()
             if not self._have_enough(lanes, wants):
-                self._about_to_wait()
-                self._changed.wait_for(lambda: self._error is not None or self._have_enough(lanes, wants))
+                with self._watch.waiting(self._own[0]) if self._is_last else nullcontext():
+                    self._changed.wait_for(lambda: self._error is not None or self._have_enough(lanes, wants))
             if self._error is not None:
                 error, self._error = self._error, None
                 raise error
             return [lane.drafts[: max(0, want.limit)] for lane, want in zip(lanes, wants, strict=True)]
 
     def settle(self, request: SharedRequest, length: int) -> None:
-        """The consumer has decided: the drafter may go on from what stands now."""
+        """The pipeline has decided: the drafter may go on from what stands now. Another consumer tells when it asks."""
+        if not self._is_last:
+            return
         with self._changed:
             lane = self._lanes.get(request.id)
             if lane is not None:
@@ -154,7 +182,13 @@ class Ahead:
     # -- the drafter's side ---------------------------------------------------------------------------------
 
     def _can_add(self, lane: Lane) -> bool:
-        return not lane.barren and lane.room(self._window, self.drafter.runner.max_length) > 0
+        return not lane.barren and self._room(lane) > 0
+
+    def _room(self, lane: Lane) -> int:
+        mirror = lane.mirror
+        generated, budget = lane.text - mirror.prompt_length, mirror.end - mirror.prompt_length
+        window = self._warmup.window(self._window, generated, budget)
+        return lane.room(window, self.drafter.runner.max_length)
 
     def _may_go_on(self) -> bool:
         if self._pauses or self._error is not None:
@@ -171,7 +205,7 @@ class Ahead:
                 left, self._left = self._left, []
                 able = filter(self._can_add, self._lanes.values())
                 lanes = sorted(able, key=lambda lane: lane.num_drafts)[: self._max_lanes]
-                wants = [lane.begin(self._window, self.drafter.runner.max_length) for lane in lanes]
+                wants = [lane.begin(self._room(lane)) for lane in lanes]
             drafts, num_read, error = [list[int]() for _ in wants], [0] * len(wants), None
             try:
                 self._tidy(left, lanes)
@@ -193,6 +227,8 @@ class Ahead:
     def _tidy(self, left: Sequence[tuple[Lane, bool]], lanes: Sequence[Lane]) -> None:
         """Forget who has left, and what was read of texts that did not come to be."""
         for lane, keep in left:
+            if lane.mirror.ngram is not None:
+                lane.mirror.ngram.reset()  # it may learn from the text
             self.drafter.leave(lane.mirror, keep=keep)
             if isinstance(self.drafter.source, Ahead):
                 self.drafter.source.leave(lane.mirror, keep=keep)

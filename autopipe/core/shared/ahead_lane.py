@@ -82,14 +82,14 @@ class Lane:
 
     # -- the drafter's side ---------------------------------------------------------------------------------
 
-    def begin(self, window: int, max_length: int) -> Want:
-        """What to draft now; the mirror takes over the text so far."""
+    def begin(self, limit: int) -> Want:
+        """What to draft now, at most so many tokens; the mirror takes over the text so far."""
         new = self.text - len(self.mirror.tokens)
         self.mirror.tokens += self.tail[:new]
         del self.tail[:new]
         self.given -= new
         self.under_way = list(self.tail)
-        return Want(self.mirror, list(self.tail), self.room(window, max_length))
+        return Want(self.mirror, list(self.tail), limit)
 
     def take(self, drafts: Sequence[int], *, has_read: bool) -> None:
         """The drafter has added `drafts` to what it was asked for, or read something (`has_read`), or neither."""

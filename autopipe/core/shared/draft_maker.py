@@ -4,22 +4,20 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack, nullcontext
+from contextlib import AbstractContextManager
 from typing import NamedTuple
 
 from autopipe.core.gating import StepCosts, best_length
 from autopipe.core.ngram import NgramDrafter
-from autopipe.core.shared.ahead import Ahead
-from autopipe.core.shared.drafting import DraftingConfig, NeuralDrafting
+from autopipe.core.shared.drafting import DraftingConfig
 from autopipe.core.shared.drafts import share_rows
-from autopipe.core.shared.neural import DrafterFailedError, SharedDrafter, Source, Want
+from autopipe.core.shared.neural import DrafterFailedError, SharedDrafter, Want
+from autopipe.core.shared.neural_chain import AheadChain, NeuralChain, TurnsChain
 from autopipe.core.shared.ngram_source import NgramSource
 from autopipe.core.shared.options import SharingOptions
 from autopipe.core.shared.sequence import SharedRequest
 from autopipe.core.shared.window_gate import WindowGate
 from autopipe.core.stats import NGRAM, StageStats
-
-_Part = tuple[NeuralDrafting, SharedDrafter]
 
 
 class Drafted(NamedTuple):
@@ -56,14 +54,14 @@ class DraftMaker:
         self._max_batch = options.max_batch
         self._ngrams: NgramSource | None = None
         self._apart: NgramSource | None = None
-        self._chain: list[SharedDrafter] | list[Ahead] = []
+        self._chain: NeuralChain = TurnsChain([])
         self._trial: SharedRequest | None = None  # it drafts the whole window until it has once
         self._trials = 0
 
     @property
     def names(self) -> list[str]:
         """The neural drafters that take part, cheapest first."""
-        return [drafter.name for drafter in self._chain]
+        return [drafter.name for drafter in self._chain.drafters]
 
     @property
     def kv_bytes_in_use(self) -> int:
@@ -76,8 +74,7 @@ class DraftMaker:
         """Build an n-gram drafter for each request by `make`; None: there is none.
 
         Args:
-            make_apart: builds those for a neural drafter that works in another thread, and so shares nothing with
-                the others; None: as `make`.
+            make_apart: builds those for a neural drafter that works in another thread; None: as `make`.
         """
         self._ngrams = None if make is None else NgramSource(make, self._max_length)
         self._apart = None if make is None else NgramSource(make_apart or make, self._max_length)
@@ -99,17 +96,15 @@ class DraftMaker:
             self._link()
             drafter.close()
 
+    def resting(self) -> AbstractContextManager[None]:
+        """No neural drafter computes meanwhile."""
+        return self._chain.all_resting()
+
     def set_threads(self, key: str, threads: int) -> None:
         """Let a neural drafter that is loaded compute with so many threads."""
         drafter = self.drafters[key]
-        stage = next((stage for stage in self._chain if isinstance(stage, Ahead) and stage.drafter is drafter), None)
-        with nullcontext() if stage is None else stage.resting():
+        with self._chain.resting(drafter):
             drafter.runner.set_threads(threads)
-
-    def close(self) -> None:
-        """End the threads of drafters that work ahead."""
-        self.drafters.clear()
-        self._link()
 
     def leave(self, request: SharedRequest, *, keep: bool) -> None:
         """A request is over, or gives way; with `keep`, what has been read may serve others."""
@@ -118,24 +113,19 @@ class DraftMaker:
             request.ngram, request.ngram_unchanged = None, 0
         if request is self._trial:
             self._trial = None
-        if self.drafting.ahead:  # each passes it on to the one before it
-            for stage in self._chain[-1:]:
-                stage.leave(request, keep=keep)
-        else:
-            for stage in self._chain:
-                stage.leave(request, keep=keep)
+        self._chain.leave(request, keep=keep)
 
     def settle(self, request: SharedRequest, drafted: Drafted, num_accepted: int) -> None:
         """The target has decided on a request's drafts; its KV cache says how much of the text stands."""
-        if not self._chain:
+        if not self._chain.drafters:
             return
-        self._chain[-1].settle(request, request.cached)
+        self._chain.settle(request, request.cached)
         if drafted.token_ids and drafted.drafter != NGRAM:
             self.gate.observe_verdict(len(drafted.token_ids), num_accepted)
 
     def take_stats(self, request: SharedRequest) -> list[StageStats]:
         """What neural drafters have done for a request since this was last asked."""
-        return [found for drafter in self._chain if (found := drafter.take_stats(request)) is not None]
+        return self._chain.take_stats(request)
 
     def draft(self, answering: Sequence[SharedRequest], base_rows: int) -> list[Drafted]:
         """Drafts for each of those that are answering.
@@ -151,52 +141,17 @@ class DraftMaker:
         return [neural.get(each.id) or Drafted(copied.get(each.id, [])) for each in answering]
 
     def _link(self) -> None:
-        """Let each neural drafter that takes part have what comes before it for its source."""
-        parts = [(each, self.drafters[each.key]) for each in self.drafting.neural if each.key in self.drafters]
-        for each, drafter in parts:
+        """Make a chain of the neural drafters that are wanted and loaded."""
+        parts = [each for each in self.drafting.neural if each.key in self.drafters]
+        drafters = [self.drafters[each.key] for each in parts]
+        for each, drafter in zip(parts, drafters, strict=True):
             drafter.name = each.name
-        before, self._chain = self._chain, []
-        chain = self._linked_ahead(parts, before) if self.drafting.ahead else self._linked(parts, before)
-        if chain != before:
+        before, ahead = self._chain, self.drafting.ahead
+        if drafters != before.drafters or ahead != isinstance(before, AheadChain):
+            before.stop(drafters)
+            self._chain = AheadChain(drafters, self._max_batch) if ahead else TurnsChain(drafters)
             self.gate = self.make_gate()
-        self._chain = chain
-
-    def _linked(self, parts: Sequence[_Part], before: Sequence[SharedDrafter | Ahead]) -> list[SharedDrafter]:
-        """A chain whose stages take turns."""
-        drafters = [drafter for _, drafter in parts]
-        for stage in reversed(before):
-            if isinstance(stage, Ahead):
-                stage.stop()
-            elif stage not in drafters:
-                stage.clear()
-        source: Source | None = self._ngrams
-        for each, drafter in parts:
-            drafter.source, drafter.fed_window = source, each.fed_window
-            self._weigh(source, drafter)
-            source = drafter
-        return drafters
-
-    def _linked_ahead(self, parts: Sequence[_Part], before: Sequence[SharedDrafter | Ahead]) -> list[Ahead]:
-        """A chain whose stages work at the same time."""
-        stages = [stage for stage in before if isinstance(stage, Ahead)]
-        if not stages or [stage.drafter for stage in stages] != [drafter for _, drafter in parts]:
-            for stage in reversed(before):
-                stage.stop() if isinstance(stage, Ahead) else stage.clear()
-            stages = [Ahead(drafter, self._max_batch) for _, drafter in parts]
-        with ExitStack() as stack:
-            for stage in reversed(stages):
-                stack.enter_context(stage.resting())
-            source: Source | None = self._apart
-            for (each, drafter), stage in zip(parts, stages, strict=True):
-                stage.set_up(source, each, is_last=stage is stages[-1])
-                self._weigh(source, drafter)
-                source = stage
-        return stages
-
-    def _weigh(self, source: Source | None, drafter: SharedDrafter) -> None:
-        """Let drafts of an n-gram be weighed against what their rows cost the neural drafter after it."""
-        if isinstance(source, NgramSource):
-            source.costs = drafter.costs if self.drafting.gate else None
+        self._chain.set_up(parts, self.drafting, self._apart if ahead else self._ngrams)
 
     def _copied(self, requests: Sequence[SharedRequest], base_rows: int, fair: int, room: int) -> dict[int, list[int]]:
         """Drafts of the n-gram drafters, by the number of the request, as many as pay and there is room for."""
@@ -222,33 +177,28 @@ class DraftMaker:
         windows = self._windows(answering, base_rows)
         limits = {each.id: min(self._limit(each), fair, windows[each.id]) for each in answering}
         wants = [Want(each, [], limits[each.id]) for each in answering if limits[each.id]]
-        while wants and self._chain:  # one that fails is left out from now on
-            last, start, read_ns = self._chain[-1], time.monotonic_ns(), self._read_ns()
-            for stage in self._chain:
-                if isinstance(stage, Ahead):
-                    stage.report()
+        while wants and self._chain.drafters:  # one that fails is left out from now on
+            chain, start, read_ns = self._chain, time.monotonic_ns(), self._chain.read_ns
             try:
-                drafts = last.draft(wants)
+                drafts = chain.draft(wants)
             except DrafterFailedError as failure:
                 key = next(key for key, drafter in self.drafters.items() if drafter is failure.drafter)
                 self.remove(key)
                 self.failed(key, failure.drafter.name, failure.error)
                 continue
             depths = [len(ids) for ids in drafts if ids]
-            drafting_ns = time.monotonic_ns() - start - (self._read_ns() - read_ns)
+            drafting_ns = time.monotonic_ns() - start - (chain.read_ns - read_ns)
             self.gate.observe_drafting(len(depths), max(depths, default=0), drafting_ns / 1e9)
-            found = {want.request.id: Drafted(ids, last.name) for want, ids in zip(wants, drafts, strict=True) if ids}
+            last = chain.drafters[-1].name
+            found = {want.request.id: Drafted(ids, last) for want, ids in zip(wants, drafts, strict=True) if ids}
             if self._trial is not None and self._trial.id in found:
                 self._trial = None
             return found
         return {}
 
-    def _read_ns(self) -> int:
-        return sum(drafter.read_ns for drafter in self._chain)
-
     def _windows(self, answering: Sequence[SharedRequest], base_rows: int) -> dict[int, int]:
         """Most neural drafts of each: as many as pay, or the whole window for one that tries whether more would."""
-        if not self._chain:
+        if not self._chain.drafters:
             return dict.fromkeys((request.id for request in answering), 0)
         whole = self.drafting.window
         num_together = 1 if self._one_by_one else len(answering)

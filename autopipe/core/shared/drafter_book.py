@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from autopipe.core.chain import default_threads
 from autopipe.core.channel import Message
 from autopipe.core.plan import Plan
 from autopipe.core.shared.drafting import DraftingConfig, NeuralDrafting, neural_drafters
@@ -63,6 +64,7 @@ class DrafterBook:
             "kept": sorted(kept),
             "again": list(again),
             "threads": threads_of(plan),
+            "drafter_threads": default_threads(plan),
         }
 
     def is_current(self, message: Message) -> bool:

@@ -41,7 +41,7 @@ class DrafterKeeper:
         for key in self._maker.drafters.keys() - self._kept:
             self._maker.remove(key)
         for wanted in map(NeuralDrafting.parse, message["wanted"]):
-            threads = wanted.stage.threads or message["threads"]
+            threads = wanted.stage.threads or message["drafter_threads"]
             if wanted.key in self._maker.drafters:
                 self._maker.set_threads(wanted.key, threads)
             elif wanted.key not in self._failed:
@@ -49,7 +49,7 @@ class DrafterKeeper:
 
     def take_loaded(self) -> None:
         """Let drafters take part that have been loaded meanwhile."""
-        while (loaded := self._loader.take()) is not None:
+        while (loaded := self._loader.take(self._maker.resting)) is not None:
             self._take(loaded)
 
     def _take(self, loaded: LoadedDrafter) -> None:

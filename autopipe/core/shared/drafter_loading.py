@@ -5,11 +5,14 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from queue import Empty, SimpleQueue
 from typing import Any
 
 from autopipe.core.backends.batch import BatchRunner
+from autopipe.core.backends.load import check_stage
+from autopipe.core.plan import BackendName
 from autopipe.core.shared.calibration import measure
 from autopipe.core.shared.drafting import NeuralDrafting
 from autopipe.core.shared.loading import load_model
@@ -28,7 +31,8 @@ class LoadedDrafter:
 
 
 class DrafterLoader:
-    """One thread for each drafter that is being loaded.
+    """One thread for each drafter that is being loaded, except on the transformers backend: while transformers loads a
+    model, numbers made elsewhere in the process have that model's dtype, so nothing else may compute meanwhile.
 
     Args:
         target: of all drafters.
@@ -38,6 +42,7 @@ class DrafterLoader:
     def __init__(self, target: BatchRunner, options: SharingOptions, ring: Callable[[], None]) -> None:
         self._target, self._options, self._ring = target, options, ring
         self._done: SimpleQueue[LoadedDrafter] = SimpleQueue()
+        self._alone: SimpleQueue[tuple[NeuralDrafting, int]] = SimpleQueue()  # to be loaded while nobody computes
         self._under_way: set[str] = set()
 
     def load(self, drafting: NeuralDrafting, threads: int) -> None:
@@ -45,16 +50,40 @@ class DrafterLoader:
         if drafting.key not in self._under_way:
             self._under_way.add(drafting.key)
             name = f"autopipe-load-{drafting.name}"
-            threading.Thread(target=self._load, args=(drafting, threads), name=name, daemon=True).start()
+            threading.Thread(target=self._begin, args=(drafting, threads), name=name, daemon=True).start()
 
-    def take(self) -> LoadedDrafter | None:
-        """What has been loaded, or could not be, one at a time; None: nothing more so far."""
+    def take(self, nobody_computes: Callable[[], AbstractContextManager[None]]) -> LoadedDrafter | None:
+        """What has been loaded, or could not be, one at a time; None: nothing more so far.
+
+        Args:
+            nobody_computes: entered while something is loaded in this thread, the one that computes.
+        """
+        try:
+            drafting, threads = self._alone.get_nowait()
+        except Empty:
+            pass
+        else:
+            with nobody_computes():
+                self._load(drafting, threads)
         try:
             loaded = self._done.get_nowait()
         except Empty:
             return None
         self._under_way.discard(loaded.drafting.key)
         return loaded
+
+    def _begin(self, drafting: NeuralDrafting, threads: int) -> None:
+        try:
+            alone = check_stage(drafting.stage).backend is BackendName.TRANSFORMERS
+        except Exception as error:  # as in `_load`
+            self._done.put(LoadedDrafter(drafting, error=error))
+            self._ring()
+            return
+        if alone:
+            self._alone.put((drafting, threads))
+            self._ring()
+        else:
+            self._load(drafting, threads)
 
     def _load(self, drafting: NeuralDrafting, threads: int) -> None:
         started = time.monotonic()

@@ -83,6 +83,7 @@ class WorkerKeeper:
                     "stage": plan.target.model_dump(mode="json"),
                     "threads": threads_of(plan),
                     "options": self._options.model_dump(mode="json"),
+                    "exact": plan.exact,
                     "shared_layers": layers_of_drafters(drafters, plan.target),
                 }
             )

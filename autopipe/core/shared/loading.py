@@ -69,12 +69,15 @@ def load_model(
     threads: int | None,
     target: BatchRunner | None = None,
     shared_layers: Sequence[int] = (),
+    *,
+    exact: bool = True,
 ) -> LoadedModel:
     """Load a model for many sequences.
 
     Args:
         target: for a drafter, its target: it has room for texts as long, and for as many tokens.
         shared_layers: layers of the model that drafters in other processes are made of.
+        exact: the plan's; where sequences are computed together they are exact anyway.
 
     Raises:
         ConfigError, ModelLoadError, UnsupportedModelError: as `load_backend`; or kv_bytes holds no sequence of the
@@ -95,7 +98,7 @@ def load_model(
 
     info = check_stage(stage)
     if info.backend is BackendName.TRANSFORMERS:
-        return _load_one_by_one(stage, info, options, threads, target)
+        return _load_transformers(stage, info, options, threads, target, exact=exact)
     import torch
 
     dtype: torch.dtype = getattr(torch, info.dtype.removeprefix("torch."))
@@ -125,8 +128,14 @@ def load_model(
     return LoadedModel(runner, f"{info.reason}; {runner.description}")
 
 
-def _load_one_by_one(
-    stage: StagePlan, info: StageInfo, options: SharingOptions, threads: int | None, target: BatchRunner | None
+def _load_transformers(
+    stage: StagePlan,
+    info: StageInfo,
+    options: SharingOptions,
+    threads: int | None,
+    target: BatchRunner | None,
+    *,
+    exact: bool,
 ) -> LoadedModel:
     """A model on the transformers backend."""
     from autopipe.core.backends.load import load_backend
@@ -134,15 +143,16 @@ def _load_one_by_one(
     from autopipe.core.backends.transformers_batch import TransformersBatchRunner
     from autopipe.core.backends.transformers_layout import Layout
 
-    backend = load_backend(stage, threads=threads)
+    backend = load_backend(stage, exact=exact, threads=threads)
     if not isinstance(backend, TransformersBackend):
         raise UnsupportedModelError(f"{stage.model}: requests cannot share it: {info.reason}")
     if target is not None and backend.layout is not Layout.ROWS:
         backend.layout, backend.exact = Layout.FREE, False  # a drafter need not round alike in any company
+    slots = options.max_active + options.cached_sequences
     available = available_memory("cpu" if info.device == "cpu" else str(backend.model.device))
     per_token = backend.cost_notes().kv_bytes_per_token or 1
     memory = _memory(backend.max_length, per_token, options.kv_bytes, available, target)
-    runner = TransformersBatchRunner(backend, options.max_active, *memory, drafts=target is not None)
+    runner = TransformersBatchRunner(backend, slots, *memory, drafts=target is not None)
     return LoadedModel(runner, f"{backend.choice_reason}; {runner.description}")
 
 

@@ -121,6 +121,7 @@ class SharedPipeline:
         for request in self.waiting:
             if request.id == number:
                 self.waiting.remove(request)
+                self.slots.forget(request)
                 return
 
     def step(self) -> StepReport:
@@ -144,7 +145,7 @@ class SharedPipeline:
         self._admit_waiting()
         tired = who_gives_way(self.active, self.options.quantum_tokens) if self.waiting else None
         if tired is not None:
-            self._leave(tired)
+            self._leave(tired, comes_again=True)
             self.waiting.append(tired)
             self._admit_waiting()
 
@@ -156,10 +157,13 @@ class SharedPipeline:
             request.since_active = 0
             self.active.append(request)
 
-    def _leave(self, request: SharedRequest, *, keep: bool = True) -> None:
+    def _leave(self, request: SharedRequest, *, keep: bool = True, comes_again: bool = False) -> None:
         self.active.remove(request)
         self.maker.leave(request, keep=keep)
-        self.slots.release(request, keep=keep)
+        if comes_again and self.runner.whole_prompts:
+            self.slots.park(request)  # it cannot find its KV by its text, as others may not
+        else:
+            self.slots.release(request, keep=keep)
 
     def _has_memory(self, request: SharedRequest) -> bool:
         """Whether there is room for what a request must read, after giving up finished sequences if need be."""
@@ -200,7 +204,9 @@ class SharedPipeline:
     def _choose(self) -> list[_Row]:
         answering, chunks = self._choose_who()
         rows = [_Row(chunk.request, chunk.num_tokens, Drafted([])) for chunk in chunks]
-        base_rows = len(answering) + sum(chunk.num_tokens for chunk in chunks)
+        base_rows = len(answering)
+        if not self.runner.whole_prompts:  # else prompts have forwards of their own
+            base_rows += sum(chunk.num_tokens for chunk in chunks)
         start = time.monotonic_ns()
         drafts = self.maker.draft(answering, base_rows)
         self._draft_ns = time.monotonic_ns() - start
@@ -210,7 +216,7 @@ class SharedPipeline:
         """Who gets a token, and whose prompts are read, once all that others have read already is taken over."""
         if self.runner.whole_prompts:
             answering = choose_answering(self.active, self.options.max_batch, whole_prompts=True)
-            return answering, choose_prompt(self.active, self.options)
+            return answering, choose_prompt(self.active, len(answering), self.options)
         asked: set[int] = set()
         while True:
             answering = choose_answering(self.active, self.options.max_batch)

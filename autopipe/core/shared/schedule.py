@@ -24,7 +24,7 @@ def choose_answering(
     return sorted(ready, key=lambda request: request.served_step)[:max_batch]
 
 
-def choose_prompt(active: Sequence[SharedRequest], options: SharingOptions) -> list[Chunk]:
+def choose_prompt(active: Sequence[SharedRequest], num_answering: int, options: SharingOptions) -> list[Chunk]:
     """What to read in this step where prompts are read whole: the prompt of the request that has been active longest,
     or some of what it had been given after that.
 
@@ -36,7 +36,8 @@ def choose_prompt(active: Sequence[SharedRequest], options: SharingOptions) -> l
     if first is None:
         return []
     prompt_left = first.prompt_length - first.cached
-    return [Chunk(first, prompt_left if prompt_left > 0 else min(first.missing, options.prefill_rows_alone))]
+    budget = options.prefill_rows if num_answering else options.prefill_rows_alone
+    return [Chunk(first, prompt_left if prompt_left > 0 else min(first.missing, budget))]
 
 
 def choose_chunks(active: Sequence[SharedRequest], num_answering: int, options: SharingOptions) -> list[Chunk]:

@@ -62,8 +62,6 @@ class SharedServer:
                 self._drafters.take_loaded()
             while (message := self._next_message()) is not None:
                 if message["type"] == "shutdown":
-                    if self._pipeline is not None:
-                        self._pipeline.maker.close()
                     return
                 self._obey(message)
             if self._pipeline is None or not self._pipeline.has_work:
@@ -125,7 +123,13 @@ class SharedServer:
             unbound = None if cores is None else bind_cores(cores)  # before compute threads start, which inherit it
             for reason in (*([] if unbound is None else [unbound]), *isolate(stage, self._slot)):
                 self._channel.send({"type": "note", "text": reason})
-            loaded = load_model(stage, options, message["threads"], shared_layers=message["shared_layers"])
+            loaded = load_model(
+                stage,
+                options,
+                message["threads"],
+                shared_layers=message["shared_layers"],
+                exact=message["exact"],
+            )
             pipeline = SharedPipeline(loaded.runner, options)
             load_s = time.monotonic() - started
             measure(loaded.runner, pipeline.costs, stage.emulated)
@@ -154,11 +158,11 @@ class SharedServer:
         )
 
     def _set_deadline(self, num_rows: int) -> None:
-        allowed = _UNMEASURED_NS
-        if self._measured and self._pipeline is not None:
+        allowed = 0 if self._measured else _UNMEASURED_NS
+        if self._pipeline is not None:
             costs, one_by_one = self._pipeline.costs, self._pipeline.runner.one_by_one
             expected_s = num_rows * costs.seconds(1) if one_by_one else costs.seconds(num_rows)
-            allowed = 2 * int(1e9 * expected_s) + _GRACE_NS
+            allowed += 2 * int(1e9 * expected_s) + _GRACE_NS
         self._slot.deadline_ns = time.monotonic_ns() + allowed
 
     def _configure(self, message: Message) -> None:
@@ -194,8 +198,8 @@ class SharedServer:
         self._channel.send({"type": "saved-ngrams", "contexts": len(online)})
 
     def _ngram_makers(self, pipeline: SharedPipeline, drafting: DraftingConfig) -> tuple[_Maker | None, _Maker | None]:
-        """Builders of drafters that share a table, and what is learned of confidence and online; each has its own text.
-        The second is for another thread: it shares nothing that changes with the first, and learns nothing online."""
+        """Builders of drafters that share a table and what is learned online; each has its own text. The second is for
+        another thread, and has another consumer: what it learns of confidence is its own."""
         self._online = None
         if drafting.ngram is None:
             return None, None
@@ -211,11 +215,10 @@ class SharedServer:
                 "tokens: it was learned with another tokenizer"
             )
         self._online = first.online
-        apart = options.replace(online=False)
-        calibration = NgramDrafter(apart, table).calibration
+        apart = NgramDrafter(options, table, None, first.online).calibration
         return (
             lambda: NgramDrafter(options, table, first.calibration, first.online),
-            lambda: NgramDrafter(apart, table, calibration),
+            lambda: NgramDrafter(options, table, apart, first.online),
         )
 
     def _begin(self, message: Message) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Iterable
 from typing import Protocol
 
@@ -44,6 +45,7 @@ class SlotKeeper:
         self._shares = cached_sequences > 0
         self._cache = PrefixCache(cached_sequences)
         self._free = list(reversed(range(runner.slots)))
+        self._parked: OrderedDict[Seated, tuple[int, int]] = OrderedDict()  # slot and cached tokens, the oldest first
 
     @property
     def num_cached(self) -> int:
@@ -51,7 +53,10 @@ class SlotKeeper:
         return len(self._cache)
 
     def admit(self, request: Seated) -> bool:
-        """Give a request an empty slot; False when there is none."""
+        """Give a request an empty slot, or the one it was parked with; False when there is none."""
+        if request in self._parked:
+            request.slot, request.cached = self._parked.pop(request)
+            return True
         while not self._free:
             if not self.evict():
                 return False
@@ -59,10 +64,13 @@ class SlotKeeper:
         return True
 
     def evict(self) -> bool:
-        """Give up the finished sequence used least recently; False when none is left."""
-        if not len(self._cache):
+        """Give up the finished sequence used least recently, or else the one parked longest; False: there is none."""
+        if len(self._cache):
+            self._drop([self._cache.evict()])
+        elif self._parked:
+            self.forget(next(iter(self._parked)))
+        else:
             return False
-        self._drop([self._cache.evict()])
         self.evictions += 1
         return True
 
@@ -71,6 +79,16 @@ class SlotKeeper:
         slot, request.slot = request.slot, -1
         cached, request.cached = request.cached, 0
         self._drop(self._cache.put(slot, request.tokens[:cached]) if keep else [slot])
+
+    def park(self, request: Seated) -> None:
+        """Take a request's slot back, with its KV for nobody but itself, when it comes again."""
+        self._parked[request] = request.slot, request.cached
+        request.slot, request.cached = -1, 0
+
+    def forget(self, request: Seated) -> None:
+        """A request that may be parked does not come again."""
+        slot, _ = self._parked.pop(request, (-1, 0))
+        self._drop([slot] if slot >= 0 else [])
 
     def reuse(self, request: Seated, active: Iterable[Seated]) -> int:
         """Take over the KV of the longest common beginning that another sequence holds; return the tokens gained.

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator, Sequence
+import time
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import pytest
@@ -13,9 +14,13 @@ from hypothesis import strategies as st
 
 from autopipe.core.backends.batch import BatchRunner, Segment
 from autopipe.core.backends.emulated_batch import EmulatedBatchRunner
-from autopipe.core.plan import Plan, Warmup
-from autopipe.core.shared.ahead import Ahead
+from autopipe.core.ngram import NgramDrafter
+from autopipe.core.plan import NgramOptions, Plan, Warmup
+from autopipe.core.shared.ahead import Ahead, Watch
 from autopipe.core.shared.drafting import DraftingConfig
+from autopipe.core.shared.neural import SharedDrafter, Want
+from autopipe.core.shared.options import SharingOptions
+from autopipe.core.shared.sequence import SharedRequest
 from tests.core.shared.neural_scenes import (
     EMULATED_VOCAB,
     SLOTS,
@@ -43,6 +48,12 @@ def runners(agreements: Sequence[float], **extra: Any) -> list[BatchRunner]:
 
 def ahead_of(drafters: Sequence[BatchRunner], config: DraftingConfig, **options: Any) -> Collected:
     return pipeline_of(drafters, config.replace(ahead=True), **options)
+
+
+def close(collected: Collected) -> None:
+    """Let drafters' threads end."""
+    for key in list(collected.pipeline.maker.drafters):
+        collected.pipeline.maker.remove(key)
 
 
 def begin(collected: Collected, count: int, tokens: int = 24) -> None:
@@ -120,7 +131,7 @@ def test_whatever_the_chain_and_the_company_each_gets_what_the_target_says_to_it
             collected.pipeline.cancel(0)
             cancelled = 0
         assert collected.steps < 2000
-    maker.close()
+    close(collected)
     for n, length in enumerate(lengths):
         if n != cancelled:
             params = {"seed": n, "temperature": temperature} if temperature else {}
@@ -161,7 +172,7 @@ def test_a_drafter_drafts_on_while_the_target_computes() -> None:
     begin(meeting.collected, 1)
     assert meeting.collected.run() == {0: expected(0)}
     assert meeting.steps > 3
-    meeting.collected.pipeline.maker.close()
+    close(meeting.collected)
 
 
 def test_one_forward_of_the_drafter_serves_all() -> None:
@@ -169,14 +180,14 @@ def test_one_forward_of_the_drafter_serves_all() -> None:
     begin(meeting.collected, 8)
     assert meeting.collected.run() == {number: expected(number) for number in range(8)}
     assert meeting.rows[:3] == [8, 8, 8]
-    meeting.collected.pipeline.maker.close()
+    close(meeting.collected)
 
 
 def test_a_target_waits_for_as_many_drafts_as_the_plan_says() -> None:
     collected = ahead_of(runners([1.0]), drafting([4], min_drafts=4))
     begin(collected, 1, tokens=21)
     collected.run()
-    collected.pipeline.maker.close()
+    close(collected)
     assert collected.steps == 1 + 20 // 5
 
 
@@ -193,7 +204,7 @@ def test_a_target_that_does_not_wait_decodes_by_itself() -> None:
     begin(collected, 2)
     assert collected.run() == {number: expected(number) for number in range(2)}
     lets_go.set()
-    collected.pipeline.maker.close()
+    close(collected)
 
 
 def test_what_drafters_do_is_counted_for_each_request() -> None:
@@ -205,7 +216,7 @@ def test_what_drafters_do_is_counted_for_each_request() -> None:
             for stats in served.drafters:
                 key = served.request, stats.name
                 forwards[key] = forwards.get(key, 0) + stats.forwards
-    collected.pipeline.maker.close()
+    close(collected)
     assert set(forwards) == {(number, name) for number in range(2) for name in ("d0", "d1")}
     assert all(forwards.values())
 
@@ -217,22 +228,34 @@ def test_short_memory_is_said_by_the_pipelines_thread() -> None:
     collected.pipeline.maker.retune(drafting([4], ahead=True))
     begin(collected, 6, tokens=60)
     assert collected.run() == {number: expected(number, 60) for number in range(6)}
-    collected.pipeline.maker.close()
+    close(collected)
     assert said
     assert set(said) == {threading.current_thread()}
 
 
-def test_who_waits_for_the_last_drafter_is_watched() -> None:
-    """The pipeline's own thread says that it computes, or waits for what does; a hang is noticed by that."""
-    told: list[tuple[str, threading.Thread]] = []
+def test_the_pipeline_says_that_it_waits_and_drafters_that_they_begin_only_while_it_does() -> None:
+    """A worker that computes for longer than it should is taken for hung, also while it waits for a drafter."""
+    told: list[tuple[str, bool]] = []
     collected = pipeline_of(runners([1.0, 1.0]), drafting([4, 4]))
+    waiting = threading.Event()
     for name, drafter in collected.pipeline.maker.drafters.items():
-        drafter.about_to_compute = lambda _, name=name: told.append((name, threading.current_thread()))  # type: ignore[misc]
-    collected.pipeline.maker.retune(drafting([4, 4], ahead=True, min_drafts=4))
+        drafter.about_to_compute = lambda _, name=name: told.append((name, waiting.is_set()))  # type: ignore[misc]
+    maker = collected.pipeline.maker
+    maker.retune(drafting([4, 4], ahead=True, min_drafts=4))
+    draft = maker.draft
+
+    def watched(*args: Any) -> Any:
+        waiting.set()
+        found = draft(*args)
+        waiting.clear()
+        return found
+
+    maker.draft = watched  # type: ignore[method-assign]
     begin(collected, 1)
     assert collected.run() == {0: expected(0)}
-    collected.pipeline.maker.close()
-    assert set(told) == {("d1", threading.current_thread())}
+    close(collected)
+    assert {name for name, _ in told} == {"d0", "d1"}
+    assert all(while_waiting for _, while_waiting in told)
 
 
 def test_a_drafter_that_fails_is_left_out_and_the_rest_of_the_chain_goes_on() -> None:
@@ -245,23 +268,132 @@ def test_a_drafter_that_fails_is_left_out_and_the_rest_of_the_chain_goes_on() ->
         assert collected.run() == {number: expected(number) for number in range(3)}
         assert lost == [f"d{failing}"]
         assert collected.pipeline.maker.names == [f"d{1 - failing}"]
-        collected.pipeline.maker.close()
+        close(collected)
 
 
-def test_windows_change_and_threads_too_without_reading_texts_anew() -> None:
-    collected = ahead_of(runners([1.0, 1.0]), drafting([3, 4]))
+class Counting(EmulatedBatchRunner):
+    """Counts rows, and sees whether anybody interferes with a forward."""
+
+    def __init__(self, agreement: float = 1.0) -> None:
+        super().__init__(spec(agreement, ms={1: 2}), SLOTS)
+        self.rows, self.threads = 0, 0
+        self._computing = False
+
+    def _run(self, segments: Sequence[Segment]) -> torch.Tensor:
+        self._computing = True
+        self.rows += sum(len(segment.ids) for segment in segments)
+        found = super()._run(segments)
+        self._computing = False
+        return found
+
+    def set_threads(self, threads: int) -> None:
+        assert not self._computing, "it computes"
+        self.threads = threads
+
+
+def test_windows_and_threads_change_between_forwards_without_reading_texts_anew() -> None:
+    drafters = [Counting(), Counting()]
+    collected = ahead_of(drafters, drafting([3, 4]))
     maker = collected.pipeline.maker
-    chain = list(maker._chain)
-    begin(collected, 2, tokens=60)
-    for window in (2, 7, 5):
+    for number in range(2):
+        prompt = prompt_of(number, length=60)
+        collected.pipeline.begin(request(number, prompt, vocab=EMULATED_VOCAB, max_new_tokens=400))
+    for _ in range(10):
         collected.step()
-        maker.retune(drafting([window, window], ahead=True))
-        maker.set_threads("d1", 1)
-    assert maker._chain == chain
-    assert all(isinstance(stage, Ahead) for stage in chain)
+    read = [drafter.rows for drafter in drafters]
+    for turn in range(1, 20):
+        maker.retune(drafting([1 + turn % 5, 1 + turn % 7], ahead=True))
+        for place, key in enumerate(maker.drafters):
+            maker.set_threads(key, turn + place)
+        collected.step()
+    assert [drafter.threads for drafter in drafters] == [19, 20]
+    for before, drafter in zip(read, drafters, strict=True):
+        assert drafter.rows - before < 800, "both prompts have been read anew, more than once"
     collected.run()
-    assert collected.output == {number: expected(number, 60) for number in range(2)}
-    maker.close()
+    assert collected.output == {number: expected(number, 400, 60) for number in range(2)}
+    close(collected)
+
+
+def test_who_leaves_leaves_every_stage() -> None:
+    collected = ahead_of(runners([0.8, 1.0]), drafting([3, 4]))
+    drafters = list(collected.pipeline.maker.drafters.values())
+    begin(collected, 6)
+    collected.run()
+    until(lambda: not any(drafter._seats for drafter in drafters))
+    close(collected)
+
+
+def until(condition: Callable[[], object]) -> None:
+    deadline = time.monotonic() + 60
+    while not condition():
+        assert time.monotonic() < deadline, "it does not come to pass"
+        time.sleep(0.002)
+
+
+def one_stage(runner: BatchRunner, *, max_lanes: int = 8, window: int = 4) -> Ahead:
+    drafter = SharedDrafter("d0", runner, SharingOptions())
+    stage = Ahead(drafter, max_lanes, Watch())
+    stage.set_up(None, drafting([window]).neural[0], Warmup(), is_last=True)
+    return stage
+
+
+def held(number: int) -> SharedRequest:
+    return request(number, prompt_of(number), vocab=EMULATED_VOCAB, max_new_tokens=200)
+
+
+def test_what_was_decided_is_drafted_on_from_before_anybody_asks() -> None:
+    stage = one_stage(EmulatedBatchRunner(spec(), SLOTS))
+    one, text = held(0), expected(0, 60)
+    assert stage.draft([Want(one, [], 4)])[0][:1] == text[:1]
+    one.tokens += text[:20]
+    stage.settle(one, len(one.tokens))
+    until(lambda: stage._lanes[0].drafts == text[20:24])
+    stage.stop()
+
+
+def test_whoever_has_fewest_drafts_is_served_first_and_no_more_at_once_than_may_be() -> None:
+    served: list[list[int]] = []
+    go = threading.Semaphore(0)
+
+    class Noted(EmulatedBatchRunner):
+        def _run(self, segments: Sequence[Segment]) -> torch.Tensor:
+            assert go.acquire(timeout=60)
+            served.append([segment.slot for segment in segments])
+            return super()._run(segments)
+
+    stage = one_stage(Noted(spec(), SLOTS), max_lanes=1, window=3)
+    stage._min_drafts = 0
+    requests = [held(0), held(1)]
+    stage.draft([Want(each, [], 3) for each in requests])
+    for _ in range(6):
+        go.release()
+    until(lambda: all(len(stage._lanes[number].drafts) == 3 for number in range(2)))
+    assert served == [[0], [1]] * 3
+    stage.stop()
+
+
+def test_an_ngram_before_a_drafter_is_not_that_before_the_target_and_changes_with_the_plan() -> None:
+    made: list[tuple[str, threading.Thread]] = []
+
+    def maker_of(name: str) -> Callable[[], NgramDrafter]:
+        def make() -> NgramDrafter:
+            made.append((name, threading.current_thread()))
+            return NgramDrafter(NgramOptions(gate=False))
+
+        return make
+
+    config = drafting([4], ngram=3, ahead=True)
+    collected = pipeline_of(runners([1.0]), config)
+    begin(collected, 1, tokens=120)
+    for name in ("old", "new"):
+        collected.pipeline.configure(config, maker_of(name), maker_of(f"{name}, apart"))
+        for _ in range(5):
+            collected.step()
+    collected.run()
+    close(collected)
+    mine = threading.current_thread()
+    assert {name for name, thread in made if thread is not mine} == {"old, apart", "new, apart"}
+    assert not {name for name, thread in made if thread is mine} & {"old, apart", "new, apart"}
 
 
 def test_a_plan_in_async_mode_has_its_drafters_work_ahead() -> None:

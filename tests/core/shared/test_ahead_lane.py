@@ -17,7 +17,7 @@ def lane(tokens: list[int], end: int = 100, eos: tuple[int, ...] = ()) -> Lane:
 
 def test_drafts_that_go_on_from_the_consumers_text_stay() -> None:
     one = lane([7])
-    one.begin(4, 99)
+    one.begin(4)
     one.take([1, 2, 3], has_read=True)
     assert one.drafts == [1, 2, 3]
     one.tell([7, 1], [])
@@ -29,7 +29,7 @@ def test_drafts_that_go_on_from_the_consumers_text_stay() -> None:
 
 def test_drafts_for_another_text_are_dropped_and_what_was_read_of_them_too() -> None:
     one = lane([7])
-    one.begin(4, 99)
+    one.begin(4)
     one.take([1, 2, 3], has_read=True)
     one.tell([7, 1, 5], [])
     assert one.drafts == []
@@ -38,9 +38,9 @@ def test_drafts_for_another_text_are_dropped_and_what_was_read_of_them_too() -> 
 
 def test_a_draft_under_way_is_taken_where_the_consumer_came_to_the_same() -> None:
     one = lane([7])
-    one.begin(4, 99)
+    one.begin(4)
     one.take([1, 2], has_read=True)
-    one.begin(4, 99)
+    one.begin(4)
     one.tell([7, 1, 2, 3], [])
     one.take([3, 4], has_read=True)
     assert one.drafts == [4]
@@ -51,7 +51,7 @@ def test_there_is_no_room_after_the_end_of_a_text() -> None:
     one = lane([7], end=6, eos=(9,))
     assert one.room(8, 99) == 4, "the target appends the last token itself"
     assert one.room(8, 3) == 2
-    one.begin(4, 99)
+    one.begin(4)
     one.take([1, 9], has_read=True)
     assert one.room(8, 99) == 0
 
@@ -72,7 +72,7 @@ def test_its_sequence_is_always_the_consumers_and_what_goes_on_from_it(data: st.
             one.tell(text, extra)
         elif action == "begin" and not under_way:
             under_way = True
-            want = one.begin(8, 99)
+            want = one.begin(8)
             if one.cut is not None:
                 cached, one.cut = min(cached, one.cut), None
                 del in_cache[cached:]

@@ -27,7 +27,7 @@ class Loader:
     def load(self, drafting: NeuralDrafting, threads: int) -> None:
         self.asked.append(drafting.key)
 
-    def take(self) -> LoadedDrafter | None:
+    def take(self, nobody_computes: Any) -> LoadedDrafter | None:
         return self.done.pop(0) if self.done else None
 
 
@@ -43,7 +43,7 @@ class Scene:
         self._number += 1
         stages = [_drafting(key).model_dump(mode="json") for key in wanted]
         self.keeper.configure(
-            {"number": self._number, "wanted": stages, "kept": [*wanted, *kept], "again": again, "threads": 1}
+            {"number": self._number, "wanted": stages, "kept": [*wanted, *kept], "again": again, "drafter_threads": 1}
         )
 
     def loaded(self, key: str) -> SharedDrafter:

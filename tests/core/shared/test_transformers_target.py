@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator, Sequence
 from functools import lru_cache
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -28,6 +30,8 @@ from autopipe.core.shared import SharedEngine, SharingOptions
 from autopipe.core.shared.draft_maker import DraftMaker
 from autopipe.core.shared.drafting import DraftingConfig
 from autopipe.core.shared.pipeline import SharedPipeline
+from autopipe.core.shared.server import SharedServer
+from autopipe.core.shared.slots import SlotKeeper
 from tests.core.shared.neural_scenes import EMULATED_VOCAB, SHARING, SLOTS, expected, prompt_of, spec
 from tests.core.shared.requests import Collected, ids, request
 from tests.core.shared.test_engine import submit, text
@@ -90,6 +94,30 @@ def test_what_was_given_before_is_read_after_the_prompt_by_itself() -> None:
     collected.pipeline.begin(request(0, prompt_of(0), output=whole[:13], vocab=EMULATED_VOCAB))
     assert collected.run()[0] == whole[13:]
     assert [len(segment.ids) for segments in runner.given[:4] for segment in segments] == [5, 8, 5, 1]
+
+
+def test_whoever_gives_way_finds_its_kv_again_and_is_not_found_by_others() -> None:
+    runner, collected = turns(max_active=1, quantum_tokens=8)
+    for number in range(3):
+        collected.pipeline.begin(request(number, prompt_of(number, 20), vocab=EMULATED_VOCAB))
+    assert collected.run() == {number: expected(number, length=20) for number in range(3)}
+    read = sum(len(segment.ids) for segments in runner.given for segment in segments)
+    assert read == 3 * (20 + 23), "nothing is read twice"
+    assert not any(runner._lengths)
+
+
+def test_whoever_waits_with_its_kv_gives_it_up_when_cancelled_or_when_others_need_the_slot() -> None:
+    runner, collected = turns(max_active=1, quantum_tokens=8, prefix_cache=False)
+    runner.slots = 2
+    collected.pipeline.slots = SlotKeeper(runner, 0)
+    for number in range(3):
+        collected.pipeline.begin(request(number, prompt_of(number, 20), vocab=EMULATED_VOCAB))
+    while len(collected.output.get(1, [])) < 8:
+        collected.step()
+    collected.pipeline.cancel(1)
+    got = collected.run()
+    assert {number: got[number] for number in (0, 2)} == {number: expected(number, length=20) for number in (0, 2)}
+    assert not any(runner._lengths)
 
 
 def test_drafts_are_weighed_as_if_each_request_were_alone() -> None:
@@ -226,3 +254,53 @@ def test_where_requests_take_turns_one_more_takes_one_more_forward(
     one, four = engine.step_s(1), engine.step_s(4)
     assert one is not None
     assert four == pytest.approx(4 * one)
+
+
+def test_a_drafter_that_is_loaded_meanwhile_changes_nobodys_text(tmp_path: Path, folder: Path) -> None:
+    """While transformers loads a model, numbers that are made anywhere in the process have its dtype."""
+    small = save_tiny(tmp_path / "bf16", "gpt2", dtype=torch.bfloat16, n_layer=40)
+    options = {"temperature": 1.0, "seed": 5}
+    target = {"model": str(folder), "name": "target", "dtype": "fp32"}
+    drafters = [{"model": str(small), "name": name, "dtype": "bf16", "window": 2} for name in ("one", "two")]
+    with SharedEngine(Plan.parse({"chain": [target]})) as engine:
+        wanted = [text(submit(engine, 150, prompt=ids(4, n), **options)) for n in range(3)]
+        handles = [submit(engine, 150, prompt=ids(4, n), **options) for n in range(3)]
+        next(iter(handles[0]))
+        engine.apply(Plan.parse({"chain": [*drafters, target]}))  # two of them, which must not load at the same time
+        assert set(engine.worker_ids) == {"one", "two", "target"}
+        assert [text(handle) for handle in handles[1:]] == wanted[1:]
+        assert text(submit(engine, 150, prompt=ids(4, 0), **options)) == wanted[0]
+
+
+def test_a_plan_may_give_up_exactness(folder: Path) -> None:
+    plan = Plan.parse({"chain": [{"model": str(folder)}], "exact": False})
+    with SharedEngine(plan) as engine:
+        assert not engine.facts(plan.names()[-1])["exact"]
+        assert len(text(submit(engine, 10))) == 10
+
+
+def test_a_first_prompt_may_take_as_long_as_its_length_says() -> None:
+    slot = SimpleNamespace(deadline_ns=0)
+    server = SharedServer(None, slot)  # type: ignore[arg-type]
+    pipeline = SimpleNamespace(costs=StepCosts({1: 0.1, 8: 0.5}), runner=SimpleNamespace(one_by_one=True))
+    server._pipeline = pipeline  # type: ignore[assignment]
+    server._set_deadline(4000)
+    assert slot.deadline_ns - time.monotonic_ns() > 2 * 400e9
+
+
+def test_memory_that_is_short_is_not_filled_and_emptied_by_turns() -> None:
+    """Whoever had to give up its KV comes in again when there is room for it to go on."""
+    backend = backend_of(torch.float32, stacked=True)
+    per_token = backend.cost_notes().kv_bytes_per_token or 0
+    for bound, lengths in ((1000, (260, 300)), (800, (250, 140)), (600, (10, 10, 10))):
+        runner = TransformersBatchRunner(backend, SLOTS, 512, bound * per_token)
+        pipeline = SharedPipeline(runner, SharingOptions.parse(SHARING))
+        collected = Collected(pipeline)
+        for number, length in enumerate(lengths):
+            pipeline.begin(request(number, ids(length, number), vocab=VOCAB_SIZE, max_new_tokens=60))
+        most = 0
+        while pipeline.has_work:
+            collected.step()
+            most = max(most, runner.kv_bytes_in_use())
+        assert pipeline.preemptions <= 2
+        assert most <= bound * per_token
