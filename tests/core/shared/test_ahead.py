@@ -236,12 +236,12 @@ def test_short_memory_is_said_by_the_pipelines_thread() -> None:
 def test_the_pipeline_says_that_it_waits_and_drafters_that_they_begin_only_while_it_does() -> None:
     """A worker that computes for longer than it should is taken for hung, also while it waits for a drafter."""
     told: list[tuple[str, bool]] = []
-    collected = pipeline_of(runners([1.0, 1.0]), drafting([4, 4]))
+    collected = pipeline_of(runners([1.0, 1.0]), drafting([6, 6]))
     waiting = threading.Event()
     for name, drafter in collected.pipeline.maker.drafters.items():
         drafter.about_to_compute = lambda _, name=name: told.append((name, waiting.is_set()))  # type: ignore[misc]
     maker = collected.pipeline.maker
-    maker.retune(drafting([4, 4], ahead=True, min_drafts=4))
+    maker.retune(drafting([6, 6], ahead=True, min_drafts=2))
     draft = maker.draft
 
     def watched(*args: Any) -> Any:
@@ -251,8 +251,8 @@ def test_the_pipeline_says_that_it_waits_and_drafters_that_they_begin_only_while
         return found
 
     maker.draft = watched  # type: ignore[method-assign]
-    begin(collected, 1)
-    assert collected.run() == {0: expected(0)}
+    begin(collected, 1, tokens=80)
+    assert collected.run() == {0: expected(0, 80)}
     close(collected)
     assert {name for name, _ in told} == {"d0", "d1"}
     assert all(while_waiting for _, while_waiting in told)
@@ -275,7 +275,7 @@ class Counting(EmulatedBatchRunner):
     """Counts rows, and sees whether anybody interferes with a forward."""
 
     def __init__(self, agreement: float = 1.0) -> None:
-        super().__init__(spec(agreement, ms={1: 2}), SLOTS)
+        super().__init__(spec(agreement, ms={1: 4}), SLOTS)
         self.rows, self.threads = 0, 0
         self._computing = False
 
@@ -291,7 +291,16 @@ class Counting(EmulatedBatchRunner):
         self.threads = threads
 
 
-def test_windows_and_threads_change_between_forwards_without_reading_texts_anew() -> None:
+def test_windows_and_threads_change_between_forwards_without_reading_texts_anew(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    set_up = Ahead.set_up
+
+    def checked(stage: Ahead, *args: Any, **options: Any) -> None:
+        assert not stage._computing
+        set_up(stage, *args, **options)
+
+    monkeypatch.setattr(Ahead, "set_up", checked)
     drafters = [Counting(), Counting()]
     collected = ahead_of(drafters, drafting([3, 4]))
     maker = collected.pipeline.maker
@@ -302,9 +311,10 @@ def test_windows_and_threads_change_between_forwards_without_reading_texts_anew(
         collected.step()
     read = [drafter.rows for drafter in drafters]
     for turn in range(1, 20):
-        maker.retune(drafting([1 + turn % 5, 1 + turn % 7], ahead=True))
         for place, key in enumerate(maker.drafters):
             maker.set_threads(key, turn + place)
+        collected.step()
+        maker.retune(drafting([1 + turn % 5, 1 + turn % 7], ahead=True))
         collected.step()
     assert [drafter.threads for drafter in drafters] == [19, 20]
     for before, drafter in zip(read, drafters, strict=True):
