@@ -1,6 +1,6 @@
 """Tokens are distributed as the target's own, whatever drafts for it: chi-square against exact probabilities.
 
-The toy is a Markov chain: logits follow from the last token alone, so one text of 20,000 tokens gives 20,000 samples.
+The toy is a Markov chain: logits follow from the last token alone, so one text of 12,000 tokens gives 12,000 samples.
 Contexts are the last *two* tokens, so that a correlation between neighbours, which a bias at accepted or recovered
 tokens brings, shows as well.
 """
@@ -22,7 +22,7 @@ from autopipe.core.verify import SparseRow
 from autopipe.core.warpers import reference_mask
 
 VOCAB = 6
-SAMPLES = 20_000
+SAMPLES = 12_000
 WINDOW = 3
 TABLES = [
     torch.from_numpy((np.random.default_rng(1).normal(size=(VOCAB, VOCAB)) * 1.5).astype(np.float32)),

@@ -62,7 +62,7 @@ def begin(collected: Collected, count: int, tokens: int = 24) -> None:
         collected.pipeline.begin(new)
 
 
-@settings(max_examples=120, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(
     agreements=st.lists(st.floats(0, 1), min_size=1, max_size=3),
     windows=st.lists(st.integers(1, 7), min_size=3, max_size=3),

@@ -36,7 +36,7 @@ from tests.tiny import tiny_model, tiny_state
 native = pytest.mark.skipif(not kernels.has_kernels(), reason=kernels.reason_missing() or "kernels")
 
 
-@settings(max_examples=120, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(
     agreements=st.lists(st.floats(0, 1), min_size=1, max_size=3),
     windows=st.lists(st.integers(1, 7), min_size=3, max_size=3),
