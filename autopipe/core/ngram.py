@@ -56,6 +56,7 @@ class NgramDrafter:
         table: a learned table, instead of the one named in `options`.
         calibration: to start from, and to keep learning; none: the table's own, else the shipped prior.
         online: what was learned online so far, instead of nothing; used if the options say so.
+        learns: add to that.
 
     Raises:
         ConfigError: the table in `options` cannot be read.
@@ -68,6 +69,8 @@ class NgramDrafter:
         table: NgramTable | None = None,
         calibration: Calibration | None = None,
         online: OnlineNgrams | None = None,
+        *,
+        learns: bool = True,
     ) -> None:
         if table is None and options.table is not None:
             table = NgramTable.load(options.table)
@@ -75,7 +78,7 @@ class NgramDrafter:
         if online is None and options.online:
             online = OnlineNgrams(options.online_entries)
         self.online = online if options.online else None
-        self._table = table
+        self._table, self._learns = table, learns
         self._index = SuffixIndex(options.min_order, options.max_order)
         self._key_order = max(table.max_order if table else 0, ONLINE_ORDER if options.online else 0)
         self._tail_length = max(options.max_order, self._key_order)
@@ -145,7 +148,7 @@ class NgramDrafter:
 
     def _learn_online(self, end: int) -> None:
         """Take in the text up to `end`, prompt apart: tokens that a sync leaves unchanged were accepted."""
-        if self.online is not None and self._prompted and end > self._num_learned:
+        if self.online is not None and self._learns and self._prompted and end > self._num_learned:
             start = max(0, self._num_learned - ONLINE_ORDER)
             tokens = self._index.tail(len(self._index) - start)
             self.online.learn(tokens, self._num_learned - start, end - start)

@@ -168,21 +168,16 @@ class StepWeights:
         self._leaves.append((tensor, leaf))
         return leaf
 
-    def hidden(
-        self, ids: torch.Tensor, lengths: Sequence[int], rows: torch.Tensor, added: torch.Tensor | None = None
-    ) -> torch.Tensor:
+    def hidden(self, ids: torch.Tensor, lengths: Sequence[int], rows: torch.Tensor) -> torch.Tensor:
         """Normalised hidden states of some rows, fp32 [len(rows), hidden], ready for the head.
 
         Args:
             ids: token ids of all sequences, one after another, int64 [n].
             lengths: tokens of each sequence.
             rows: which of the n are wanted, int64.
-            added: to the input embeddings, [n, hidden].
         """
-        shape, embedded = self._student.shape, self._student.embed(ids)
-        if added is not None:
-            embedded = embedded + added
-        x = hidden_states(shape, self._blocks, embedded, lengths)[rows]
+        shape = self._student.shape
+        x = hidden_states(shape, self._blocks, self._student.embed(ids), lengths)[rows]
         return rms_norm(x, self._norm, shape.norm_epsilon)
 
     def backward(self, divisor: float) -> None:

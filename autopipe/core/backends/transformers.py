@@ -121,6 +121,7 @@ class TransformersBackend(StageBackend):
         self.layout = Layout.FREE
         self.choice_reason = ""
         self._linears: KernelLinears | None = None
+        self._torch_threads = 0  # as they are
         self._weights = weights
         if kernels and fits_kernels(self._model):
             self._linears = KernelLinears(self._model, threads, weights)
@@ -179,9 +180,14 @@ class TransformersBackend(StageBackend):
         """Compute with so many threads from now on; 0: all cores. With our kernels results do not change."""
         if self._linears is not None:
             self._linears.team.set_threads(threads or usable_cores())
-            torch.set_num_threads(1)
-        else:
-            torch.set_num_threads(threads or usable_cores())
+        self._torch_threads = 1 if self._linears is not None else threads or usable_cores()
+        self.use_threads()
+
+    def use_threads(self) -> None:
+        """Have torch use its threads as this model does: they are a setting of the whole process, and of the thread
+        that calls, so several models in one process need this before each forward."""
+        if self._torch_threads and torch.get_num_threads() != self._torch_threads:
+            torch.set_num_threads(self._torch_threads)
 
     def place(self, device_map: Mapping[str, int | str]) -> Moved:
         """Move layers, and what is cached of them, to other devices.
@@ -212,7 +218,7 @@ class TransformersBackend(StageBackend):
             threads = self._linears.team.team.threads
             self._linears.restore()
             self._linears = None
-            torch.set_num_threads(threads)
+            self.set_threads(threads)
 
     def prefill(self, ids: Sequence[int]) -> torch.Tensor:
         """As the contract says. Chunks of `PREFILL_CHUNK` tokens bound the memory of long prompts."""

@@ -61,6 +61,7 @@ class TransformersBatchRunner(TurnsBatchRunner):
 
     def _run(self, segments: Sequence[Segment]) -> torch.Tensor:
         self._require_memory(segments)
+        self._backend.use_threads()
         try:
             return super()._run(segments) if self.one_by_one else self._run_stacked(segments)
         except BaseException:

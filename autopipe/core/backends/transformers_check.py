@@ -16,6 +16,10 @@ if TYPE_CHECKING:
 _PROMPT_LENGTH = 3
 _SIZES = (1, 2, 5, 8)
 """Of the forwards whose rows are compared with those of one forward of all their tokens."""
+_TOGETHER = 64
+"""Numbers of a tensor that torch computes together at most (two vectors of bf16 with AVX-512)."""
+_LINEAR_ONLY = ("attn", "attention")
+"""Names of modules whose layers no such function follows."""
 _FAR = 0.1
 """Logits further apart than this, in mean absolute difference by standard deviation, are not rounding."""
 
@@ -49,14 +53,14 @@ def _choose_layout(backend: TransformersBackend, prompt: list[int], text: list[i
         return
     problem = None
     if backend.layout is Layout.ROWS:
-        problem = _problem(backend, prompt, text)
+        problem = _uneven(backend, 1) or _problem(backend, prompt, text)
         if problem is not None:
             backend.give_up_kernels()
             backend.layout = Layout.PADDED
             backend.choice_reason = f"torch's linear layers and padding, since with our kernels {problem}"
             _logger.warning("%s: exact output takes %s", backend.name, backend.choice_reason)
     if backend.layout is Layout.PADDED:
-        problem = _problem(backend, prompt, text)
+        problem = _uneven(backend, backend.grid.rows) or _problem(backend, prompt, text)
         if problem is not None:
             _one_at_a_time(backend, f"padded, {problem}")
 
@@ -71,6 +75,24 @@ def _num_experts(config: Any) -> int:
     """Experts per layer by whatever name a config calls them; 0 if it names none."""
     options = config.get_text_config(decoder=True).to_dict()
     return max((v for name, v in options.items() if "experts" in name and type(v) is int), default=0)
+
+
+def _uneven(backend: TransformersBackend, rows: int) -> str | None:
+    """Whether so many rows of some width leave numbers over where torch computes on a CPU: the last row's last ones are
+    then rounded otherwise, by functions such as SiLU. Too seldom for a trial to show it."""
+    if backend.model.device.type != "cpu":
+        return None
+    head = backend.model.get_output_embeddings()
+    for name, module in backend.model.named_modules():
+        width = getattr(module, "out_features", None) or getattr(module, "nf", None)
+        if (
+            module is not head
+            and not any(part in name for part in _LINEAR_ONLY)
+            and isinstance(width, int)
+            and rows * width % _TOGETHER
+        ):
+            return f"{rows} x {width} numbers are not a multiple of {_TOGETHER}"
+    return None
 
 
 def _problem(backend: TransformersBackend, prompt: list[int], text: list[int]) -> str | None:

@@ -227,8 +227,6 @@ class Ahead:
     def _tidy(self, left: Sequence[tuple[Lane, bool]], lanes: Sequence[Lane]) -> None:
         """Forget who has left, and what was read of texts that did not come to be."""
         for lane, keep in left:
-            if lane.mirror.ngram is not None:
-                lane.mirror.ngram.reset()  # it may learn from the text
             self.drafter.leave(lane.mirror, keep=keep)
             if isinstance(self.drafter.source, Ahead):
                 self.drafter.source.leave(lane.mirror, keep=keep)

@@ -82,6 +82,8 @@ class DraftMaker:
     def retune(self, drafting: DraftingConfig) -> None:
         """Draft otherwise from the next step on. Neural drafters take part as soon as they are there."""
         self.drafting = drafting
+        if self._ngrams is not None:
+            self._ngrams.learns_online = drafting.ahead and drafting.ngram is not None and drafting.ngram.online
         self._link()
 
     def add(self, key: str, drafter: SharedDrafter) -> None:
@@ -108,9 +110,8 @@ class DraftMaker:
 
     def leave(self, request: SharedRequest, *, keep: bool) -> None:
         """A request is over, or gives way; with `keep`, what has been read may serve others."""
-        if request.ngram is not None:
-            request.ngram.reset()  # it may learn from the text, for other requests
-            request.ngram, request.ngram_unchanged = None, 0
+        if self._ngrams is not None:
+            self._ngrams.learn(request)
         if request is self._trial:
             self._trial = None
         self._chain.leave(request, keep=keep)

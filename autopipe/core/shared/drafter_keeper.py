@@ -49,7 +49,7 @@ class DrafterKeeper:
 
     def take_loaded(self) -> None:
         """Let drafters take part that have been loaded meanwhile."""
-        while (loaded := self._loader.take(self._maker.resting)) is not None:
+        while (loaded := self._loader.take(self._maker.resting, self._kept)) is not None:
             self._take(loaded)
 
     def _take(self, loaded: LoadedDrafter) -> None:

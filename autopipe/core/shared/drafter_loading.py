@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from queue import Empty, SimpleQueue
@@ -52,19 +52,22 @@ class DrafterLoader:
             name = f"autopipe-load-{drafting.name}"
             threading.Thread(target=self._begin, args=(drafting, threads), name=name, daemon=True).start()
 
-    def take(self, nobody_computes: Callable[[], AbstractContextManager[None]]) -> LoadedDrafter | None:
+    def take(
+        self, nobody_computes: Callable[[], AbstractContextManager[None]], kept: Collection[str]
+    ) -> LoadedDrafter | None:
         """What has been loaded, or could not be, one at a time; None: nothing more so far.
 
         Args:
             nobody_computes: entered while something is loaded in this thread, the one that computes.
+            kept: keys of drafters that are still wanted.
         """
-        try:
+        while not self._alone.empty():
             drafting, threads = self._alone.get_nowait()
-        except Empty:
-            pass
-        else:
-            with nobody_computes():
-                self._load(drafting, threads)
+            if drafting.key in kept:
+                with nobody_computes():
+                    self._load(drafting, threads)
+                break
+            self._under_way.discard(drafting.key)
         try:
             loaded = self._done.get_nowait()
         except Empty:

@@ -143,10 +143,10 @@ def _load_transformers(
     from autopipe.core.backends.transformers_batch import TransformersBatchRunner
     from autopipe.core.backends.transformers_layout import Layout
 
-    backend = load_backend(stage, exact=exact, threads=threads)
+    backend = load_backend(stage, threads=threads)
     if not isinstance(backend, TransformersBackend):
         raise UnsupportedModelError(f"{stage.model}: requests cannot share it: {info.reason}")
-    if target is not None and backend.layout is not Layout.ROWS:
+    if (target is not None or not exact) and backend.layout is not Layout.ROWS:
         backend.layout, backend.exact = Layout.FREE, False  # a drafter need not round alike in any company
     slots = options.max_active + options.cached_sequences
     available = available_memory("cpu" if info.device == "cpu" else str(backend.model.device))

@@ -20,12 +20,14 @@ class NgramSource:
 
     Attributes:
         costs: of the neural drafter after it, against which drafts are weighed; None: they are not.
+        learns_online: drafters learn from texts for which they have not drafted, too.
     """
 
     name = NGRAM
 
     def __init__(self, make: Callable[[], NgramDrafter], max_length: int) -> None:
         self.costs: StepCosts | None = None
+        self.learns_online = False
         self._make, self._max_length = make, max_length
 
     def draft(self, wants: Sequence[Want]) -> list[list[int]]:
@@ -35,6 +37,16 @@ class NgramSource:
             ids, confidence = self.propose(want.request, want.extra, want.limit)
             drafts.append(ids if self.costs is None else ids[: best_length(confidence, self.costs)])
         return drafts
+
+    def learn(self, request: SharedRequest) -> None:
+        """A request is over, or gives way: its drafter may learn from the text, for others, and forgets it."""
+        if request.ngram is None and self.learns_online:
+            request.ngram = self._make()
+            request.ngram.sync(request.tokens[: request.prompt_length], 0)
+            request.ngram.sync(request.tokens, request.prompt_length)
+        if request.ngram is not None:
+            request.ngram.reset()
+        request.ngram, request.ngram_unchanged = None, 0
 
     def settle(self, request: SharedRequest, length: int) -> None:
         """Nothing to do: what it is asked next begins with the text that stands."""

@@ -167,12 +167,13 @@ class SharedPipeline:
 
     def _has_memory(self, request: SharedRequest) -> bool:
         """Whether there is room for what a request must read, after giving up finished sequences if need be."""
-        needed = len(request.tokens) + self.runner.page_tokens * (len(self.active) + 1)
+        needed = len(request.tokens) - self.slots.num_parked(request)
+        needed += self.runner.page_tokens * (len(self.active) + 1)
         while self.active:
             free = self.runner.free_tokens()
             if free is None or free >= needed:
                 return True
-            if not self.slots.evict():
+            if not self.slots.evict(besides=request):
                 return False
         return True
 

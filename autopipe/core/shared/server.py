@@ -160,8 +160,9 @@ class SharedServer:
     def _set_deadline(self, num_rows: int) -> None:
         allowed = 0 if self._measured else _UNMEASURED_NS
         if self._pipeline is not None:
-            costs, one_by_one = self._pipeline.costs, self._pipeline.runner.one_by_one
-            expected_s = num_rows * costs.seconds(1) if one_by_one else costs.seconds(num_rows)
+            costs, runner = self._pipeline.costs, self._pipeline.runner
+            alone = runner.one_by_one or runner.whole_prompts  # a long prompt takes more than a line through few rows
+            expected_s = num_rows * costs.seconds(1) if alone else costs.seconds(num_rows)
             allowed += 2 * int(1e9 * expected_s) + _GRACE_NS
         self._slot.deadline_ns = time.monotonic_ns() + allowed
 
@@ -199,7 +200,7 @@ class SharedServer:
 
     def _ngram_makers(self, pipeline: SharedPipeline, drafting: DraftingConfig) -> tuple[_Maker | None, _Maker | None]:
         """Builders of drafters that share a table and what is learned online; each has its own text. The second is for
-        another thread, and has another consumer: what it learns of confidence is its own."""
+        another thread and has another consumer: what it learns of confidence is its own; the first learns online."""
         self._online = None
         if drafting.ngram is None:
             return None, None
@@ -218,7 +219,7 @@ class SharedServer:
         apart = NgramDrafter(options, table, None, first.online).calibration
         return (
             lambda: NgramDrafter(options, table, first.calibration, first.online),
-            lambda: NgramDrafter(options, table, apart, first.online),
+            lambda: NgramDrafter(options, table, apart, first.online, learns=False),
         )
 
     def _begin(self, message: Message) -> None:

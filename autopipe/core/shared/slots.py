@@ -63,12 +63,19 @@ class SlotKeeper:
         request.slot, request.cached = self._free.pop(), 0
         return True
 
-    def evict(self) -> bool:
-        """Give up the finished sequence used least recently, or else the one parked longest; False: there is none."""
+    def evict(self, besides: Seated | None = None) -> bool:
+        """Give up the finished sequence used least recently, or else the one parked last, which comes again last.
+
+        Args:
+            besides: one that is not given up.
+
+        Returns:
+            False when there is none.
+        """
         if len(self._cache):
             self._drop([self._cache.evict()])
-        elif self._parked:
-            self.forget(next(iter(self._parked)))
+        elif (last := next((each for each in reversed(self._parked) if each is not besides), None)) is not None:
+            self.forget(last)
         else:
             return False
         self.evictions += 1
@@ -84,6 +91,10 @@ class SlotKeeper:
         """Take a request's slot back, with its KV for nobody but itself, when it comes again."""
         self._parked[request] = request.slot, request.cached
         request.slot, request.cached = -1, 0
+
+    def num_parked(self, request: Seated) -> int:
+        """Tokens of a request's text whose KV is parked."""
+        return self._parked[request][1] if request in self._parked else 0
 
     def forget(self, request: Seated) -> None:
         """A request that may be parked does not come again."""

@@ -328,3 +328,16 @@ def model_class(config: Any) -> Any:
 
 def test_tiny_configs_fit_except_the_recurrent_one() -> None:
     assert {kind for kind in (*ARCHITECTURES, "mamba") if unfit_reason(tiny_config(kind))} == {"mamba"}
+
+
+@pytest.mark.skipif(not has_kernels(), reason="only rows on our kernels vary in number")
+@pytest.mark.parametrize(("width", "layout"), [(128, Layout.ROWS), (136, Layout.PADDED), (130, Layout.SINGLE)])
+def test_rows_whose_numbers_torch_cannot_compute_in_whole_vectors_are_not_computed_in_any_number(
+    width: int, layout: Layout
+) -> None:
+    """What is left over at a tensor's end is rounded otherwise by functions such as SiLU."""
+    model = tiny_model("llama", intermediate_size=width)
+    model.set_attn_implementation("autopipe")
+    backend = TransformersBackend(model, threads=1)
+    assert backend.layout is layout
+    assert (str(width) in backend.choice_reason) == (layout is not Layout.ROWS)

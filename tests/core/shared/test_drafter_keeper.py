@@ -27,7 +27,7 @@ class Loader:
     def load(self, drafting: NeuralDrafting, threads: int) -> None:
         self.asked.append(drafting.key)
 
-    def take(self, nobody_computes: Any) -> LoadedDrafter | None:
+    def take(self, nobody_computes: Any, kept: Any) -> LoadedDrafter | None:
         return self.done.pop(0) if self.done else None
 
 

@@ -24,11 +24,12 @@ from autopipe.core.gating import StepCosts
 from autopipe.core.kernels import has_kernels
 from autopipe.core.ngram import NgramDrafter
 from autopipe.core.picker import Picker
-from autopipe.core.plan import NgramOptions, Plan
+from autopipe.core.plan import NgramOptions, Plan, StagePlan
 from autopipe.core.sampling import SamplingParams
 from autopipe.core.shared import SharedEngine, SharingOptions
 from autopipe.core.shared.draft_maker import DraftMaker
 from autopipe.core.shared.drafting import DraftingConfig
+from autopipe.core.shared.loading import load_model
 from autopipe.core.shared.pipeline import SharedPipeline
 from autopipe.core.shared.server import SharedServer
 from autopipe.core.shared.slots import SlotKeeper
@@ -272,11 +273,15 @@ def test_a_drafter_that_is_loaded_meanwhile_changes_nobodys_text(tmp_path: Path,
         assert text(submit(engine, 150, prompt=ids(4, 0), **options)) == wanted[0]
 
 
-def test_a_plan_may_give_up_exactness(folder: Path) -> None:
-    plan = Plan.parse({"chain": [{"model": str(folder)}], "exact": False})
-    with SharedEngine(plan) as engine:
-        assert not engine.facts(plan.names()[-1])["exact"]
-        assert len(text(submit(engine, 10))) == 10
+@pytest.mark.parametrize("width", [256, 250])
+def test_a_plan_may_give_up_exactness_where_it_costs_something(tmp_path: Path, width: int) -> None:
+    model = str(save_tiny(tmp_path / "gpt2", "gpt2", n_inner=width))
+    stage, options = StagePlan(model=model), SharingOptions(max_active=4)
+    exact, fast = (load_model(stage, options, 1, exact=exact).runner for exact in (True, False))
+    assert exact.exact
+    assert exact.one_by_one == (width == 250 or not has_kernels())
+    assert fast.exact == (width == 256 and has_kernels()), "together they are exact anyway"
+    assert fast.one_by_one == exact.one_by_one
 
 
 def test_a_first_prompt_may_take_as_long_as_its_length_says() -> None:
@@ -286,6 +291,18 @@ def test_a_first_prompt_may_take_as_long_as_its_length_says() -> None:
     server._pipeline = pipeline  # type: ignore[assignment]
     server._set_deadline(4000)
     assert slot.deadline_ns - time.monotonic_ns() > 2 * 400e9
+
+
+def test_kv_that_is_parked_is_kept_where_there_is_room_for_it() -> None:
+    backend = backend_of(torch.float32, stacked=True)
+    per_token = backend.cost_notes().kv_bytes_per_token or 0
+    runner = TransformersBatchRunner(backend, SLOTS, 512, 2600 * per_token)
+    pipeline = SharedPipeline(runner, SharingOptions.parse({**SHARING, "max_active": 2, "quantum_tokens": 4}))
+    collected = Collected(pipeline)
+    for number in range(3):
+        pipeline.begin(request(number, ids(300, number), vocab=VOCAB_SIZE, max_new_tokens=60))
+    collected.run()
+    assert pipeline.slots.evictions == 0
 
 
 def test_memory_that_is_short_is_not_filled_and_emptied_by_turns() -> None:
