@@ -99,11 +99,14 @@ def goodput(answers: Sequence[Answer], seconds: float) -> float:
 
 
 def concurrency(options: argparse.Namespace) -> None:
-    """Tokens per second of 1 and of 8 clients, shared and in turns; and whether they all got the same text."""
+    """Tokens per second of 1 and of 8 clients, shared and in turns; and whether they all got the same text.
+
+    Each answers the same prompts, so nothing is learned from one run for the next.
+    """
     texts: dict[str, list[str]] = {}
     speeds: dict[str, float] = {}
     for name, extra in (("shared", []), ("turns", ["--no-sharing"])):
-        with server(*served(options), *extra) as serving:
+        with server(*served(options), "--no-online", *extra) as serving:
             work = requests(("chat",), options.requests, options.tokens, alias(serving.port))
             asyncio.run(clients(serving.port, 1, work[:1]))
             for num_clients in (1, 8):
