@@ -340,10 +340,10 @@ def until(condition: Callable[[], object]) -> None:
         time.sleep(0.002)
 
 
-def one_stage(runner: BatchRunner, *, max_lanes: int = 8, window: int = 4) -> Ahead:
+def one_stage(runner: BatchRunner, *, max_lanes: int = 8, window: int = 4, warmup: Warmup | None = None) -> Ahead:
     drafter = SharedDrafter("d0", runner, SharingOptions())
     stage = Ahead(drafter, max_lanes, Watch())
-    stage.set_up(None, drafting([window]).neural[0], Warmup(), is_last=True)
+    stage.set_up(None, drafting([window]).neural[0], warmup or Warmup(), is_last=True)
     return stage
 
 
@@ -358,6 +358,19 @@ def test_what_was_decided_is_drafted_on_from_before_anybody_asks() -> None:
     one.tokens += text[:20]
     stage.settle(one, len(one.tokens))
     until(lambda: stage._lanes[0].drafts == text[20:24])
+    stage.stop()
+
+
+def test_the_window_opens_as_the_plans_warmup_says() -> None:
+    warmup = Warmup.parse({"kind": "progressive", "start_window": 1, "double_every": 10})
+    stage = one_stage(EmulatedBatchRunner(spec(), SLOTS), window=4, warmup=warmup)
+    one, text = held(0), expected(0, 60)
+    for done, window in ((0, 1), (10, 2), (20, 4)):
+        one.tokens[5:] = text[:done]
+        stage.draft([Want(one, [], 4)])
+        until(lambda done=done, window=window: stage._lanes[0].drafts == text[done : done + window])  # type: ignore[misc]
+        time.sleep(0.02)
+        assert len(stage._lanes[0].drafts) == window
     stage.stop()
 
 
