@@ -34,6 +34,7 @@ from autopipe.core.backends.transformers_cache import (
 from autopipe.core.backends.transformers_check import check_at_load
 from autopipe.core.backends.transformers_layout import KEY_BLOCK, UNLIMITED, Grid, Layout, long_from
 from autopipe.core.backends.transformers_linear import KernelLinears, fits_kernels, weight_bytes
+from autopipe.core.backends.transformers_model import cache_argument, stateful_reason, vocabulary
 from autopipe.core.backends.transformers_moves import Moved, move_layers
 from autopipe.core.errors import ConfigError, ContextLengthError, RollbackError, UnsupportedModelError
 from autopipe.core.kernels.formats import WeightFormat
@@ -110,11 +111,11 @@ class TransformersBackend(StageBackend):
             name = name or source.name
         self._model.eval().requires_grad_(False)
         config = self._model.config
-        reason = unfit_reason(config) or _stateful_reason(self._model)
+        reason = unfit_reason(config) or stateful_reason(self._model)
         if reason is not None:
             raise UnsupportedModelError(f"{name or config.model_type}: cannot serve as a stage: {reason}")
         self.name = name or str(config.model_type)
-        self.vocab_size, self._id_limit = _vocabulary(self._model)
+        self.vocab_size, self._id_limit = vocabulary(self._model)
         own_length = getattr(config.get_text_config(decoder=True), "max_position_embeddings", None)
         self.max_length = min(own_length or UNLIMITED, max_length or UNLIMITED)
         self.exact = exact
@@ -133,9 +134,9 @@ class TransformersBackend(StageBackend):
             own_attention = config._attn_implementation == ATTENTION
             self.layout = Layout.ROWS if self._linears is not None and own_attention else Layout.PADDED
         self._device = self._model.get_input_embeddings().weight.device
-        self._grid = Grid(min(rows, self.max_length), self.max_length, long_from(config))
+        self.grid = Grid(min(rows, self.max_length), self.max_length, long_from(config))
         self._keeps_logits = "logits_to_keep" in inspect.signature(type(self._model).forward).parameters
-        self._cache_argument = _cache_argument(self._model)
+        self._cache_argument = cache_argument(self._model)
         self.device_map = dict(device_map) if isinstance(device_map, dict) else None
         self._step = Step()
         self.sequence = self.new_sequence()
@@ -147,11 +148,6 @@ class TransformersBackend(StageBackend):
     @property
     def length(self) -> int:
         return len(self._ids)
-
-    @property
-    def grid(self) -> Grid:
-        """Where forwards are cut."""
-        return self._grid
 
     @property
     def sequence(self) -> HeldSequence:
@@ -232,7 +228,7 @@ class TransformersBackend(StageBackend):
             return self._append([(len(ids), self._run_free)], ids)
         if self.layout is Layout.SINGLE:
             return self._append([(1, self._run_free)] * len(ids), ids)
-        start, grid = len(self._ids), self._grid
+        start, grid = len(self._ids), self.grid
         if self.layout is Layout.ROWS:
             return self._append([(size, self._run_rows) for size in grid.sizes(start, len(ids), MOST_ROWS)], ids)
         sizes = grid.sizes(start, len(ids), grid.rows, KEY_BLOCK)
@@ -299,19 +295,19 @@ class TransformersBackend(StageBackend):
 
     def _run_rows(self, ids: Sequence[int], last_only: bool = False) -> torch.Tensor:
         blocks, start = list[Block](), len(self._ids)
-        for size in self._grid.sizes(start, len(ids), QUERY_ROWS, KEY_BLOCK):
-            blocks.append(Block(size, self._grid.num_keys(len(self._ids))))
+        for size in self.grid.sizes(start, len(ids), QUERY_ROWS, KEY_BLOCK):
+            blocks.append(Block(size, self.grid.num_keys(len(self._ids))))
             self._ids.extend(ids[len(self._ids) - start :][:size])
         with attending_in(blocks):
             return self._call(list(ids), Step(start, start, len(self._ids), blocks[-1].keys))
 
     def _run_padded(self, ids: Sequence[int], last_only: bool = False) -> torch.Tensor:
-        length, rows = len(self._ids), self._grid.rows
-        start = max(0, min(length, self._grid.border(length) - rows))  # before a border the padding is in front
+        length, rows = len(self._ids), self.grid.rows
+        start = max(0, min(length, self.grid.border(length) - rows))  # before a border the padding is in front
         self._ids.extend(ids)
         row_ids = self._ids[start : start + rows]
         row_ids = row_ids + [row_ids[-1]] * (rows - len(row_ids))
-        logits = self._call(row_ids, Step(start, length, length + len(ids), self._grid.num_keys(length)))
+        logits = self._call(row_ids, Step(start, length, length + len(ids), self.grid.num_keys(length)))
         return logits[length - start : length - start + len(ids)]
 
     def _call(self, ids: list[int], step: Step, keep: int = 0) -> torch.Tensor:
@@ -334,22 +330,3 @@ class TransformersBackend(StageBackend):
         with self._linears.team.team.awake() if self._linears is not None else nullcontext():
             logits: torch.Tensor = self._model(torch.tensor([ids], device=self._device), **inputs).logits[0]
         return logits[-keep:] if keep else logits
-
-
-def _stateful_reason(model: Any) -> str | None:
-    if getattr(model, "_is_stateful", False):
-        return "it keeps a running state, which cannot be rolled back token by token"
-    return None
-
-
-def _vocabulary(model: Any) -> tuple[int, int]:
-    """Rows of the output head, and how many token ids both it and the input embeddings know."""
-    embeddings = int(model.get_input_embeddings().weight.shape[0])
-    head = model.get_output_embeddings()
-    rows = getattr(head, "out_features", None) or model.config.get_text_config(decoder=True).vocab_size
-    return int(rows), min(int(rows), embeddings)
-
-
-def _cache_argument(model: Any) -> str:
-    """The cache is `cache` from transformers 5.2x on, `past_key_values` before."""
-    return "cache" if "cache" in inspect.signature(type(model).forward).parameters else "past_key_values"

@@ -98,7 +98,7 @@ def load_model(
 
     info = check_stage(stage)
     if info.backend is BackendName.TRANSFORMERS:
-        return _load_transformers(stage, info, options, threads, target, exact=exact)
+        return _load_transformers(stage, info, options, slots, threads, target, exact=exact)
     import torch
 
     dtype: torch.dtype = getattr(torch, info.dtype.removeprefix("torch."))
@@ -132,6 +132,7 @@ def _load_transformers(
     stage: StagePlan,
     info: StageInfo,
     options: SharingOptions,
+    slots: int,
     threads: int | None,
     target: BatchRunner | None,
     *,
@@ -148,7 +149,6 @@ def _load_transformers(
         raise UnsupportedModelError(f"{stage.model}: requests cannot share it: {info.reason}")
     if (target is not None or not exact) and backend.layout is not Layout.ROWS:
         backend.layout, backend.exact = Layout.FREE, False  # a drafter need not round alike in any company
-    slots = options.max_active + options.cached_sequences
     available = available_memory("cpu" if info.device == "cpu" else str(backend.model.device))
     per_token = backend.cost_notes().kv_bytes_per_token or 1
     memory = _memory(backend.max_length, per_token, options.kv_bytes, available, target)

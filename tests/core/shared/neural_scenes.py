@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import threading
+import time
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -17,6 +19,7 @@ from autopipe.core.shared.drafting import DraftingConfig, NeuralDrafting
 from autopipe.core.shared.neural import SharedDrafter
 from autopipe.core.shared.options import SharingOptions
 from autopipe.core.shared.pipeline import SharedPipeline
+from autopipe.core.shared.sequence import SharedRequest
 from autopipe.core.shared.window_gate import WindowGate
 from tests.core.pipeline import plain_output
 from tests.core.shared.requests import Collected, request
@@ -119,3 +122,44 @@ class ShortOfMemory(EmulatedBatchRunner):
         if sum(self._lengths) + sum(len(segment.ids) for segment in segments) > self.room:
             raise KVMemoryError("full")
         return super()._run(segments)
+
+
+def serve(
+    collected: Collected,
+    waiting: Sequence[tuple[int, SharedRequest]],
+    *,
+    leaves: int,
+    before_step: Callable[[int], None] = lambda step: None,
+) -> int | None:
+    """Run requests that come at their steps; request 0 of several is cancelled after step `leaves`.
+
+    Returns:
+        The one that was cancelled.
+    """
+    left, cancelled = list(waiting), None
+    while left or collected.pipeline.has_work:
+        for _, new in [entry for entry in left if entry[0] <= collected.steps]:
+            collected.pipeline.begin(new)
+        left = [entry for entry in left if entry[0] > collected.steps]
+        before_step(collected.steps)
+        if collected.pipeline.has_work:
+            collected.step()
+        else:
+            collected.steps += 1
+        if collected.steps == leaves and len(waiting) > 1:
+            collected.pipeline.cancel(0)
+            cancelled = 0
+        assert collected.steps < 2000
+    return cancelled
+
+
+def until(condition: Callable[[], object]) -> None:
+    deadline = time.monotonic() + 60
+    while not condition():
+        assert time.monotonic() < deadline, "it does not come to pass"
+        time.sleep(0.002)
+
+
+def threads_end(before: set[threading.Thread]) -> None:
+    """No thread has stayed that was not there."""
+    assert not [thread for thread in threading.enumerate() if thread not in before]

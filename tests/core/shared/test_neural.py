@@ -28,6 +28,7 @@ from tests.core.shared.neural_scenes import (
     pipeline_of,
     plain_text,
     prompt_of,
+    serve,
     spec,
 )
 from tests.core.shared.requests import Collected, alone, ids, make_pipeline, request
@@ -75,20 +76,9 @@ def test_whatever_the_chain_and_the_company_each_gets_what_the_target_says_to_it
         (join, request(n, prompt_of(n % 2, length, system), vocab=EMULATED_VOCAB, temperature=temperature, seed=n))
         for n, (length, join) in enumerate(zip(lengths, joins, strict=False))
     ]
-    cancelled, lost = None, list[str]()
+    lost = list[str]()
     collected.pipeline.maker.failed = lambda key, name, error: lost.append(f"{name}: {error}")
-    while waiting or collected.pipeline.has_work:
-        for _, new in [entry for entry in waiting if entry[0] <= collected.steps]:
-            collected.pipeline.begin(new)
-        waiting = [entry for entry in waiting if entry[0] > collected.steps]
-        if collected.pipeline.has_work:
-            collected.step()
-        else:
-            collected.steps += 1
-        if collected.steps == leaves and len(lengths) > 1:
-            collected.pipeline.cancel(0)
-            cancelled = 0
-        assert collected.steps < 2000
+    cancelled = serve(collected, waiting, leaves=leaves)
     for n, length in enumerate(lengths):
         if n != cancelled:
             params = {"seed": n, "temperature": temperature} if temperature else {}
