@@ -181,7 +181,7 @@ def main() -> None:
     arguments = parser.parse_args()
 
     base = Plan.load(DEFAULT_PLAN_PATH)
-    given = [parse_drafter(text) for text in arguments.drafter or ()]
+    given = [parse_drafter(text, base.target) for text in arguments.drafter or ()]
     drafters = named(shipped_drafters(base.target) if arguments.drafter is None else given)
     tables = shipped_tables(base.target) if arguments.table is None else arguments.table
     workload = arguments.workload or ["humaneval:6", "chat:6"]

@@ -31,7 +31,8 @@ Drafters = Annotated[
         metavar="MODEL",
         rich_help_panel=_PIPELINE,
         help="A cheaper model that drafts; or `MODEL@ADAPTER`, layers of the target with an adapter (see `autopipe "
-        "drafts distill`); or `ngram`, `ngram@TABLE`, or `none`. Repeat for a longer chain, cheapest first.",
+        "drafts distill`); or `int4` or `int8`, the target itself with its weights in fewer bits; or `ngram`, "
+        "`ngram@TABLE`, or `none`. Repeat for a longer chain, cheapest first.",
     ),
 ]
 Mode = Annotated[

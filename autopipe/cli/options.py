@@ -8,12 +8,13 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from autopipe.core.config import UserModel
 from autopipe.core.errors import ConfigError, ModelLoadError, UnsupportedModelError
+from autopipe.core.fewer_bits import FEWER_BITS, in_fewer_bits
 from autopipe.core.models.spec import resolve
 from autopipe.core.ngram_shipped import SHIPPED_TABLES
 from autopipe.core.plan import MAX_STAGES, Plan, StagePlan
@@ -71,12 +72,13 @@ def build_plan(options: PlanOptions) -> Plan:
     if options.target is not None:
         target = _named("--target", lambda: StagePlan.parse({"model": options.target}))
         if options.plan is None:
-            drafters = [_drafter("ngram@" + options.target if options.target in SHIPPED_TABLES else "ngram")]
+            drafters = [_drafter("ngram@" + options.target if options.target in SHIPPED_TABLES else "ngram", target)]
     if options.drafters:
         names = [name for name in options.drafters if name != NO_DRAFTER]
         if names and len(names) < len(options.drafters):
             raise ConfigError("--drafter", list(options.drafters), f"{NO_DRAFTER!r} alone, or models")
-        drafters = [_drafter(name) for name in names]
+        target = _with_target_options(target, options)
+        drafters = [_drafter(name, target) for name in names]
     drafters = _with_windows(drafters, options.windows)
     chain = _with_stage_options([*drafters, target], options)
     if len(chain) > MAX_STAGES:
@@ -160,8 +162,10 @@ def build_sampling(**options: Any) -> SamplingParams:
         raise ConfigError(name, error.value, error.allowed) from None
 
 
-def _drafter(text: str) -> StagePlan:
-    """`MODEL`; `MODEL@ADAPTER` for a drafter of the model's own layers; `ngram@TABLE` for a learned table."""
+def _drafter(text: str, target: StagePlan) -> StagePlan:
+    """`MODEL`; `MODEL@ADAPTER` for a drafter of the model's own layers; `ngram@TABLE`; `int4`: the target's weights."""
+    if text in FEWER_BITS:
+        return in_fewer_bits(target, text)
     model, at, second = text.partition("@")
     fields: dict[str, Any] = {"model": model}
     if model == "ngram":
@@ -187,6 +191,11 @@ def _with_windows(drafters: list[StagePlan], windows: Sequence[int]) -> list[Sta
     return [_replace(stage, "--window", window=size) for stage, size in zip(drafters, windows, strict=True)]
 
 
+def _with_target_options(target: StagePlan, options: PlanOptions) -> StagePlan:
+    """The target as the options have it, for drafters that are made of it."""
+    return _with_stage_options([target], replace(options, min_drafts=None, verify_cap=None))[0]
+
+
 def _with_stage_options(chain: list[StagePlan], options: PlanOptions) -> list[StagePlan]:
     """Options that concern every neural stage, or every verifier."""
     for key in ("min_drafts", "verify_cap"):
@@ -195,10 +204,13 @@ def _with_stage_options(chain: list[StagePlan], options: PlanOptions) -> list[St
             raise ConfigError("--" + key.replace("_", "-"), getattr(options, key), allowed)
     for index, stage in enumerate(chain):
         if not stage.is_ngram:
+            is_drafter = index + 1 < len(chain)
             for key in ("backend", "dtype", "device", "threads"):
                 value = getattr(options, key)
-                if key == "backend" and index + 1 < len(chain) and stage.adapter is not None:
+                if key == "backend" and is_drafter and stage.adapter is not None:
                     continue  # a drafter of the model's own layers has but one backend
+                if key in ("backend", "dtype") and is_drafter and stage.dtype in FEWER_BITS:
+                    continue  # its bits are what it is there for, and it wants the fastest backend for them
                 if value is not None:
                     stage = _replace(stage, f"--{key}", **{key: value})
             if options.trust_remote_code:

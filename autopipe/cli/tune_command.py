@@ -41,8 +41,9 @@ def tune(
             "--drafter",
             metavar="MODEL",
             rich_help_panel=_SPACE,
-            help="A drafter that may be used: a model, or `MODEL,adapter=FOLDER,dtype=fp32,device=cuda:1`; repeat. "
-            "An n-gram drafter always may, and by default one shipped for the target, if any; `none`: no other.",
+            help="A drafter that may be used: a model, or `MODEL,adapter=FOLDER,dtype=fp32,device=cuda:1`; or `int4` "
+            "or `int8`, the target itself with its weights in fewer bits; repeat. An n-gram drafter always may, and by "
+            "default `int4` and one shipped for the target, if any; `none`: no other.",
         ),
     ] = None,
     table: Annotated[

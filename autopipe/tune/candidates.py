@@ -2,25 +2,30 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from autopipe.core.backends.load import check_stage
-from autopipe.core.errors import ConfigError
+from autopipe.core.errors import ConfigError, ModelLoadError, UnsupportedModelError
+from autopipe.core.fewer_bits import FEWER_BITS, in_fewer_bits
 from autopipe.core.plan import Dtype, Plan, StagePlan
 from autopipe.tune.limits import Limits, device_memory
 
 NGRAM = "ngram"
 _KEYS = ("adapter", "dtype", "backend", "device")
+_logger = logging.getLogger(__name__)
 
 
-def parse_drafter(text: str, key: str = "--drafter") -> StagePlan:
-    """A drafter as on the command line: `MODEL`, or `MODEL,adapter=FOLDER,dtype=fp32`.
+def parse_drafter(text: str, target: StagePlan, key: str = "--drafter") -> StagePlan:
+    """A drafter as on the command line: `MODEL`, or `MODEL,adapter=FOLDER,dtype=fp32`; `int4`: the target's weights.
 
     Raises:
         ConfigError: an unknown setting, or a value that is not allowed.
     """
+    if text in FEWER_BITS:
+        return in_fewer_bits(target, text, key)
     model, *settings = text.split(",")
     fields: dict[str, Any] = {"model": model}
     for setting in settings:
@@ -48,6 +53,17 @@ def shipped_drafters(target: StagePlan) -> list[StagePlan]:
     if target.model not in SHIPPED or not Path(adapter_folder(target.model)).is_dir():
         return []
     return [target.replace(adapter=target.model, threads=None, cores=None, name=None)]
+
+
+def own_drafters(target: StagePlan) -> list[StagePlan]:
+    """The target with its weights in 4 bits, where it can be had."""
+    try:
+        stage = in_fewer_bits(target, Dtype.INT4)
+        check_stage(stage, "--drafter")
+    except (ConfigError, ModelLoadError, UnsupportedModelError) as error:
+        _logger.info("the target's weights in 4 bits are no candidate: %s", error)
+        return []
+    return [stage]
 
 
 def with_precisions(

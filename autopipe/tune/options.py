@@ -11,7 +11,15 @@ from autopipe.core.errors import ConfigError
 from autopipe.core.ngram_shipped import table_path
 from autopipe.core.plan import Plan, StagePlan
 from autopipe.tune.budget import parse_budget
-from autopipe.tune.candidates import NGRAM, named, parse_drafter, shipped_drafters, shipped_tables, with_precisions
+from autopipe.tune.candidates import (
+    NGRAM,
+    named,
+    own_drafters,
+    parse_drafter,
+    shipped_drafters,
+    shipped_tables,
+    with_precisions,
+)
 from autopipe.tune.limits import MEMORY_SHARE, Limits
 from autopipe.tune.objective import Objective
 from autopipe.tune.samplers import SamplerName
@@ -97,8 +105,9 @@ class TuneOptions:
 
         Args:
             base: a plan; its drafters and its n-gram table may be used too.
-            drafters: more of them: names, `MODEL,adapter=FOLDER,dtype=fp32`, or stages; `ngram` and `none` add none.
-                None: the one that comes with AutoPipe for this target, if any.
+            drafters: more of them: names, `MODEL,adapter=FOLDER,dtype=fp32`, `int4` and `int8` for the target's own
+                weights in fewer bits, or stages; `ngram` and `none` add none. None: the one that comes with AutoPipe
+                for this target, if any, and `int4`.
             tables: more learned tables; None: likewise.
             precisions: each drafter is tried in each of these dtypes.
             budget: `90s`, `10m`, `1h30m`, or seconds.
@@ -109,8 +118,8 @@ class TuneOptions:
         """
         own = [stage for stage in base.drafters if not stage.is_ngram]
         added = [
-            parse_drafter(each) if isinstance(each, str) else each
-            for each in (shipped_drafters(base.target) if drafters is None else drafters)
+            parse_drafter(each, base.target) if isinstance(each, str) else each
+            for each in (_usual(base.target, own) if drafters is None else drafters)
             if each not in (NGRAM, "none")
         ]
         first = base.chain[0]
@@ -133,6 +142,12 @@ class TuneOptions:
             ),
             **others,
         )
+
+
+def _usual(target: StagePlan, own: Sequence[StagePlan]) -> list[StagePlan]:
+    """Drafters that need no naming, but for those that the plan has already."""
+    found = [*shipped_drafters(target), *own_drafters(target)]
+    return [stage for stage in found if all(stage.identity() != other.identity() for other in own)]
 
 
 def _choice(key: str, value: str, kind: Any) -> Any:

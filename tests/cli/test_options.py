@@ -7,7 +7,7 @@ import pytest
 
 from autopipe.cli.options import NGRAM_WINDOW, PlanOptions, build_plan, build_sampling, option_of
 from autopipe.core.errors import ConfigError
-from autopipe.core.plan import Dtype, Mode, Plan, Verification, WarmupKind
+from autopipe.core.plan import BackendName, Dtype, Mode, Plan, Verification, WarmupKind
 from autopipe.plans import DEFAULT_PLAN_PATH
 
 
@@ -27,6 +27,25 @@ def test_drafters_come_in_the_order_given(tiny_folder: Path) -> None:
 
     assert [stage.model for stage in plan.chain] == ["ngram", str(tiny_folder), "smollm2-135m"]
     assert [stage.window for stage in plan.drafters] == [6, 3]
+
+
+def test_the_target_itself_drafts_with_fewer_bits(tiny_folder: Path) -> None:
+    plan = build_plan(PlanOptions(target=str(tiny_folder), drafters=("ngram", "int4"), backend="transformers"))
+
+    assert [stage.model for stage in plan.chain] == ["ngram", str(tiny_folder), str(tiny_folder)]
+    assert [(stage.dtype, stage.backend) for stage in plan.chain[1:]] == [
+        (Dtype.INT4, BackendName.AUTO),
+        (Dtype.AUTO, BackendName.TRANSFORMERS),
+    ]
+
+
+def test_a_dtype_is_not_for_drafters_in_fewer_bits(tmp_path: Path) -> None:
+    file = tmp_path / "plan.yaml"
+    file.write_text("chain:\n  - {model: smollm2-135m, dtype: int8, name: quick}\n  - {model: smollm2-135m}\n")
+
+    plan = build_plan(PlanOptions(plan=file, dtype="fp32"))
+
+    assert [stage.dtype for stage in plan.chain] == [Dtype.INT8, Dtype.FP32]
 
 
 def test_drafter_none_leaves_the_target_alone() -> None:
@@ -78,6 +97,8 @@ def test_options_override_a_plan_file_and_keep_the_rest(tmp_path: Path) -> None:
         ({"drafters": ("ngram", "none")}, "--drafter"),
         ({"drafters": ("a/a", "b/b", "c/c", "d/d", "e/e")}, "--drafter"),
         ({"drafters": ("",)}, "--drafter"),
+        ({"drafters": ("int4",), "dtype": "int4"}, "--drafter"),
+        ({"drafters": ("int8",), "dtype": "int4"}, "--drafter"),
         ({"drafters": ("none",), "windows": (3,)}, "--window"),
         ({"drafters": ("none",), "min_drafts": 1}, "--min-drafts"),
         ({"drafters": ("none",), "verify_cap": 4}, "--verify-cap"),

@@ -4,14 +4,19 @@ from pathlib import Path
 
 import pytest
 
+from autopipe.core import kernels
 from autopipe.core.errors import ConfigError
 from autopipe.core.plan import Plan, StagePlan
-from autopipe.tune.candidates import named, parse_drafter, too_large, with_precisions
+from autopipe.tune.candidates import named, own_drafters, parse_drafter, too_large, with_precisions
 from autopipe.tune.limits import Limits
+from autopipe.tune.options import TuneOptions
+
+needs_kernels = pytest.mark.skipif(not kernels.has_kernels(), reason=kernels.reason_missing() or "kernels")
+TARGET = StagePlan.parse({"model": "acme/large", "device": "cpu"})
 
 
 def test_a_drafter_may_have_settings() -> None:
-    stage = parse_drafter("acme/small,adapter=chat,dtype=fp32")
+    stage = parse_drafter("acme/small,adapter=chat,dtype=fp32", TARGET)
 
     assert (stage.model, stage.adapter, stage.dtype) == ("acme/small", "chat", "fp32")
 
@@ -19,24 +24,53 @@ def test_a_drafter_may_have_settings() -> None:
 @pytest.mark.parametrize("text", ["acme/small,window=4", "acme/small,dtype", "acme/small,dtype=int3", ""])
 def test_other_settings_name_the_option(text: str) -> None:
     with pytest.raises(ConfigError, match="--drafter"):
-        parse_drafter(text)
+        parse_drafter(text, TARGET)
+
+
+def test_the_target_itself_may_draft_with_fewer_bits() -> None:
+    stage = parse_drafter("int8", TARGET)
+
+    assert (stage.model, stage.device, stage.dtype) == ("acme/large", "cpu", "int8")
+
+
+@needs_kernels
+def test_the_targets_weights_in_4_bits_are_always_tried(tiny_folder: Path) -> None:
+    base = Plan.parse({"chain": [{"model": str(tiny_folder)}]})
+
+    assert [(stage.model, stage.dtype) for stage in TuneOptions.make(base).drafters] == [(str(tiny_folder), "int4")]
+    assert TuneOptions.make(base, drafters=["none"]).drafters == ()
+
+
+def test_but_not_where_they_cannot_be_had() -> None:
+    emulated = {"model": "emulated", "emulated": {"ms": {1: 1.0}}}
+
+    for target in ({"model": "acme/not-there"}, {**TARGET.model_dump(), "dtype": "int4"}, emulated):
+        assert own_drafters(StagePlan.parse(target)) == []
+
+
+@needs_kernels
+def test_nor_twice(tiny_folder: Path) -> None:
+    target = {"model": str(tiny_folder)}
+    base = Plan.parse({"chain": [{**target, "dtype": "int4", "name": "quick"}, target]})
+
+    assert [stage.name for stage in TuneOptions.make(base).drafters] == ["quick"]
 
 
 def test_each_drafter_is_tried_in_each_precision_with_a_name_of_its_own() -> None:
-    found = named(with_precisions([parse_drafter("acme/small")], ["bf16", "fp32"]))
+    found = named(with_precisions([parse_drafter("acme/small", TARGET)], ["bf16", "fp32"]))
 
     assert [(stage.name, stage.dtype.value) for stage in found] == [("small-bf16", "bf16"), ("small-fp32", "fp32")]
 
 
 def test_adapters_of_one_model_are_told_apart() -> None:
-    found = named([parse_drafter("small,adapter=a/chat"), parse_drafter("small,adapter=a/code")])
+    found = named([parse_drafter("small,adapter=a/chat", TARGET), parse_drafter("small,adapter=a/code", TARGET)])
 
     assert [stage.name for stage in found] == ["small+chat", "small+code"]
 
 
 def test_the_same_drafter_twice_is_refused() -> None:
     with pytest.raises(ConfigError, match="once"):
-        named([parse_drafter("acme/small"), parse_drafter("acme/small")])
+        named([parse_drafter("acme/small", TARGET), parse_drafter("acme/small", TARGET)])
 
 
 def test_names_that_parameters_use_are_avoided() -> None:
