@@ -52,7 +52,8 @@ def shipped_drafters(target: StagePlan) -> list[StagePlan]:
 
     if target.model not in SHIPPED or not Path(adapter_folder(target.model)).is_dir():
         return []
-    return [target.replace(adapter=target.model, threads=None, cores=None, name=None)]
+    dtype = Dtype.AUTO if target.dtype in FEWER_BITS else target.dtype
+    return [StagePlan(model=target.model, adapter=target.model, dtype=dtype, device=target.device)]
 
 
 def own_drafters(target: StagePlan) -> list[StagePlan]:

@@ -8,9 +8,10 @@ import numpy as np
 import pytest
 
 from autopipe.core.errors import ConfigError
-from autopipe.core.plan import NgramOptions, Plan
+from autopipe.core.plan import NgramOptions, Plan, StagePlan
 from autopipe.envs.simulator import SimRequest, simulate
 from autopipe.profile import sim_chain, sim_contention, sim_requests, sim_stages, simulate_plan
+from autopipe.profile.sim import find_stage
 from tests.core.pipeline import chain_configs, make_pipeline
 from tests.profile.samples import BIG, LOOP, PROMPT, SMALL, ScriptedBackend, sample_profile
 
@@ -68,6 +69,25 @@ def test_an_unknown_kind_is_refused_with_the_known() -> None:
 def test_a_stage_that_was_not_profiled_is_refused_with_the_known() -> None:
     with pytest.raises(ConfigError, match="small, big"):
         sim_stages(PROFILE, plan({"model": "acme/medium"}, target()))
+
+
+@pytest.mark.parametrize(("drafter", "owner"), [({"dtype": "int4"}, {"dtype": "auto"}), ({"backend": "fused"}, {})])
+def test_a_target_that_drafts_for_itself_is_not_taken_for_its_drafter(
+    drafter: dict[str, str], owner: dict[str, str]
+) -> None:
+    own = StagePlan.parse({**BIG, "name": "own", **drafter})
+    stages = tuple(each.model_copy(update={"name": "own", "stage": own}) if each.name == "small" else each
+                   for each in PROFILE.stages)  # fmt: skip
+    profile = PROFILE.model_copy(update={"stages": stages})
+    big = StagePlan.parse({**BIG, **owner})
+
+    assert find_stage(profile, big, "chain").name == "big"
+    assert find_stage(profile, own, "chain").name == "own"
+
+
+def test_quantised_weights_are_never_what_auto_stands_for() -> None:
+    with pytest.raises(ConfigError, match="small, big"):
+        find_stage(PROFILE, StagePlan.parse({**SMALL, "dtype": "int8"}), "chain")
 
 
 def test_another_target_is_refused() -> None:

@@ -5,9 +5,10 @@ from pathlib import Path
 import pytest
 
 from autopipe.core import kernels
+from autopipe.core.backends.load import check_stage
 from autopipe.core.errors import ConfigError
 from autopipe.core.plan import Plan, StagePlan
-from autopipe.tune.candidates import named, own_drafters, parse_drafter, too_large, with_precisions
+from autopipe.tune.candidates import named, own_drafters, parse_drafter, shipped_drafters, too_large, with_precisions
 from autopipe.tune.limits import Limits
 from autopipe.tune.options import TuneOptions
 
@@ -46,6 +47,13 @@ def test_but_not_where_they_cannot_be_had() -> None:
 
     for target in ({"model": "acme/not-there"}, {**TARGET.model_dump(), "dtype": "int4"}, emulated):
         assert own_drafters(StagePlan.parse(target)) == []
+
+
+@pytest.mark.parametrize("settings", [{"backend": "transformers"}, {"dtype": "int8"}, {"adapter": "a/law"}])
+def test_the_shipped_drafter_can_be_loaded_however_the_target_runs(settings: dict[str, str]) -> None:
+    [stage] = shipped_drafters(StagePlan.parse({"model": "smollm2-135m", **settings}))
+
+    assert check_stage(stage).backend == "fused"
 
 
 @needs_kernels
