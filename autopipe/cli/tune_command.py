@@ -43,7 +43,7 @@ def tune(
             rich_help_panel=_SPACE,
             help="A drafter that may be used: a model, or `MODEL,adapter=FOLDER,dtype=fp32,device=cuda:1`; or `int4` "
             "or `int8`, the target itself with its weights in fewer bits; repeat. An n-gram drafter always may, and by "
-            "default `int4` and one shipped for the target, if any; `none`: no other.",
+            "default `int4`, `int8` and one shipped for the target, if any; `none`: no other.",
         ),
     ] = None,
     table: Annotated[

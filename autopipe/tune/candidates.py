@@ -57,14 +57,17 @@ def shipped_drafters(target: StagePlan) -> list[StagePlan]:
 
 
 def own_drafters(target: StagePlan) -> list[StagePlan]:
-    """The target with its weights in 4 bits, where it can be had."""
-    try:
-        stage = in_fewer_bits(target, Dtype.INT4)
-        check_stage(stage, "--drafter")
-    except (ConfigError, ModelLoadError, UnsupportedModelError) as error:
-        _logger.info("the target's weights in 4 bits are no candidate: %s", error)
-        return []
-    return [stage]
+    """The target with its weights in fewer bits, cheapest first, where it can be had."""
+    found = []
+    for dtype in (Dtype.INT4, Dtype.INT8):
+        try:
+            stage = in_fewer_bits(target, dtype)
+            check_stage(stage, "--drafter")
+        except (ConfigError, ModelLoadError, UnsupportedModelError) as error:
+            _logger.info("the target's weights in %s are no candidate: %s", dtype.value, error)
+        else:
+            found.append(stage)
+    return found
 
 
 def with_precisions(

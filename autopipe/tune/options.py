@@ -107,7 +107,7 @@ class TuneOptions:
             base: a plan; its drafters and its n-gram table may be used too.
             drafters: more of them: names, `MODEL,adapter=FOLDER,dtype=fp32`, `int4` and `int8` for the target's own
                 weights in fewer bits, or stages; `ngram` and `none` add none. None: the one that comes with AutoPipe
-                for this target, if any, and `int4`.
+                for this target, if any, `int4` and `int8`.
             tables: more learned tables; None: likewise.
             precisions: each drafter is tried in each of these dtypes.
             budget: `90s`, `10m`, `1h30m`, or seconds.

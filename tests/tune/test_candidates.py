@@ -35,18 +35,25 @@ def test_the_target_itself_may_draft_with_fewer_bits() -> None:
 
 
 @needs_kernels
-def test_the_targets_weights_in_4_bits_are_always_tried(tiny_folder: Path) -> None:
+def test_the_targets_weights_in_fewer_bits_are_always_tried(tiny_folder: Path) -> None:
     base = Plan.parse({"chain": [{"model": str(tiny_folder)}]})
 
-    assert [(stage.model, stage.dtype) for stage in TuneOptions.make(base).drafters] == [(str(tiny_folder), "int4")]
+    found = TuneOptions.make(base).drafters
+    assert [(stage.model, stage.dtype) for stage in found] == [(str(tiny_folder), "int4"), (str(tiny_folder), "int8")]
     assert TuneOptions.make(base, drafters=["none"]).drafters == ()
 
 
 def test_but_not_where_they_cannot_be_had() -> None:
     emulated = {"model": "emulated", "emulated": {"ms": {1: 1.0}}}
 
-    for target in ({"model": "acme/not-there"}, {**TARGET.model_dump(), "dtype": "int4"}, emulated):
+    for target in ({"model": "acme/not-there"}, {"model": "smollm2-135m", "dtype": "int4"}, emulated):
         assert own_drafters(StagePlan.parse(target)) == []
+
+
+@needs_kernels
+def test_only_what_is_fewer() -> None:
+    found = own_drafters(StagePlan.parse({"model": "smollm2-135m", "dtype": "int8"}))
+    assert [stage.dtype for stage in found] == ["int4"]
 
 
 @pytest.mark.parametrize("settings", [{"backend": "transformers"}, {"dtype": "int8"}, {"adapter": "a/law"}])
@@ -61,7 +68,8 @@ def test_nor_twice(tiny_folder: Path) -> None:
     target = {"model": str(tiny_folder)}
     base = Plan.parse({"chain": [{**target, "dtype": "int4", "name": "quick"}, target]})
 
-    assert [stage.name for stage in TuneOptions.make(base).drafters] == ["quick"]
+    assert TuneOptions.make(base).drafters[0].name == "quick"
+    assert [stage.dtype for stage in TuneOptions.make(base).drafters] == ["int4", "int8"]
 
 
 def test_each_drafter_is_tried_in_each_precision_with_a_name_of_its_own() -> None:
