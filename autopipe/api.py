@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar
 
 from autopipe.core.engine import Engine
 from autopipe.core.errors import ConfigError
+from autopipe.core.fewer_bits import FEWER_BITS, in_fewer_bits
 from autopipe.core.ngram_shipped import SHIPPED_TABLES
 from autopipe.core.plan import Plan, StagePlan
 from autopipe.core.preflight import PlanInfo, Progress, check_plan, inspect_plan, toy_tokenizer
@@ -129,17 +130,18 @@ class AutoPipe:
 
         Args:
             target: hub id, folder, GGUF file or registry name.
-            drafters: cheapest first; None: an n-gram drafter, with the table that ships for the target if there is one;
-                []: plain decoding.
+            drafters: cheapest first; `int4` and `int8` are the target itself with its weights in fewer bits. None: an
+                n-gram drafter, with the table that ships for the target if there is one; []: plain decoding.
             telemetry: as for the constructor.
             plan_fields: other fields of `Plan` (mode, exact, ...), and fields of the target's stage (dtype, device,
                 backend, threads, adapter, ...).
         """
         stage_fields = {key: plan_fields.pop(key) for key in list(plan_fields) if key in StagePlan.model_fields}
-        chain: list[Any] = [
-            drafter.model_dump() if isinstance(drafter, StagePlan) else {"model": drafter}
-            for drafter in (["ngram"] if drafters is None else drafters)
-        ]
+        chain: list[Any] = []
+        for drafter in ["ngram"] if drafters is None else drafters:
+            if drafter in FEWER_BITS:
+                drafter = in_fewer_bits(StagePlan.parse({"model": target, **stage_fields}), str(drafter), "drafters")
+            chain.append(drafter.model_dump() if isinstance(drafter, StagePlan) else {"model": drafter})
         for stage in chain:
             if stage["model"] == "ngram":
                 stage.setdefault("window", 11)

@@ -11,6 +11,7 @@ import torch
 from transformers import AutoModelForCausalLM, LogitsProcessor, StoppingCriteria
 
 from autopipe import AutoPipe, ConfigError, Plan, StagePlan
+from autopipe.core import kernels
 from autopipe.core.errors import AutoPipeError, ContextLengthError, EngineClosedError, TokenizerMismatchError
 from tests.tiny import VOCAB_SIZE, save_tiny, tiny_tokenizer
 
@@ -274,6 +275,22 @@ def test_a_neural_chain_joins_and_leaves_while_it_runs(pipe: AutoPipe, tiny_fold
 def test_applying_a_plan_with_another_target_is_refused(pipe: AutoPipe, tiny_bf16_folder: Path) -> None:
     with pytest.raises(ConfigError, match="plans with this target"):
         pipe.apply(Plan.parse({"chain": [{"model": str(tiny_bf16_folder)}]}))
+
+
+@pytest.mark.skipif(not kernels.has_kernels(), reason=kernels.reason_missing() or "kernels")
+def test_the_target_may_draft_for_itself_with_fewer_bits(tiny_folder: Path) -> None:
+    with AutoPipe.from_pretrained(str(tiny_folder), drafters=["int8"], dtype="fp32", threads=1) as pipe:
+        drafted = pipe.generate("one two three", max_new_tokens=24)
+        pipe.apply(pipe.plan.replace(mode="plain"))
+        plain = pipe.generate("one two three", max_new_tokens=24)
+    assert pipe.plan.chain[0].dtype == "int8"
+    assert drafted.token_ids == plain.token_ids
+    assert drafted.stats.acceptance_length > 1
+
+
+def test_but_not_with_as_many(tiny_folder: Path) -> None:
+    with pytest.raises(ConfigError, match="drafters: 'int8'"):
+        AutoPipe.from_pretrained(str(tiny_folder), drafters=["int8"], dtype="int8")
 
 
 def test_another_tokenizer_is_refused_before_weights_load(tiny_folder: Path, tmp_path: Path) -> None:

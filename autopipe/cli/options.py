@@ -227,8 +227,11 @@ def _with_stage_options(chain: list[StagePlan], options: PlanOptions) -> list[St
 
 
 def _require_known_models(chain: list[StagePlan], options: PlanOptions) -> None:
-    """Look every model up on the local disk, so that a misspelt path fails before any weights load."""
-    for index, stage in enumerate(chain):
+    """Look every model up on the local disk, so that a misspelt path fails before any weights load.
+
+    The target first: drafters may be made of it.
+    """
+    for index, stage in reversed(list(enumerate(chain))):
         if stage.is_ngram or stage.is_emulated:
             continue
         key = f"chain.{index}.model"

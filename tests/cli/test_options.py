@@ -99,6 +99,7 @@ def test_options_override_a_plan_file_and_keep_the_rest(tmp_path: Path) -> None:
         ({"drafters": ("",)}, "--drafter"),
         ({"drafters": ("int4",), "dtype": "int4"}, "--drafter"),
         ({"drafters": ("int8",), "dtype": "int4"}, "--drafter"),
+        ({"drafters": ("int4",), "target": "missing.gguf"}, "--target"),
         ({"drafters": ("none",), "windows": (3,)}, "--window"),
         ({"drafters": ("none",), "min_drafts": 1}, "--min-drafts"),
         ({"drafters": ("none",), "verify_cap": 4}, "--verify-cap"),
