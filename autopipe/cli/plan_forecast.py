@@ -11,6 +11,7 @@ from typing import Any
 from autopipe.cli.options import NO_DRAFTER
 from autopipe.core.backends.quantised import is_exact
 from autopipe.core.errors import ConfigError
+from autopipe.core.fewer_bits import FEWER_BITS, in_fewer_bits
 from autopipe.core.placement import (
     Candidate,
     Hardware,
@@ -212,22 +213,29 @@ def _plan(request: PlanRequest) -> Plan:
         target = StagePlan.parse({"model": request.target}, prefix="--target: ")
         if request.plan is None:
             drafters = []
-    if request.drafters:
-        drafters = [
-            StagePlan.parse({"model": model}, prefix="--drafter: ") for model in request.drafters if model != NO_DRAFTER
-        ]
-    if len(drafters) >= MAX_STAGES:
-        raise ConfigError("--drafter", list(request.drafters), f"at most {MAX_STAGES - 1} drafters")
     if request.target_dtype is not None:
         target = target.replace(dtype=_dtype(request.target_dtype, "--target-dtype"))
-    if request.drafter_dtype is not None:
-        dtype = _dtype(request.drafter_dtype, "--drafter-dtype")
-        drafters = [stage if stage.is_ngram else stage.replace(dtype=dtype) for stage in drafters]
+    dtype = None if request.drafter_dtype is None else _dtype(request.drafter_dtype, "--drafter-dtype")
+    drafters = [_in_dtype(stage, dtype) for stage in drafters]
+    if request.drafters:
+        drafters = [_drafter(model, target, dtype) for model in request.drafters if model != NO_DRAFTER]
+    if len(drafters) >= MAX_STAGES:
+        raise ConfigError("--drafter", list(request.drafters), f"at most {MAX_STAGES - 1} drafters")
     if target.is_emulated:
         raise ConfigError(
             "--plan", "emulated stages", "a chain of real models; `autopipe simulate` takes emulated ones"
         )
     return base.replace(chain=[*drafters, target])
+
+
+def _drafter(model: str, target: StagePlan, dtype: Dtype | None) -> StagePlan:
+    if model in FEWER_BITS:
+        return in_fewer_bits(target, model)
+    return _in_dtype(StagePlan.parse({"model": model}, prefix="--drafter: "), dtype)
+
+
+def _in_dtype(stage: StagePlan, dtype: Dtype | None) -> StagePlan:
+    return stage if dtype is None or stage.is_ngram else stage.replace(dtype=dtype)
 
 
 def _dtype(value: str, key: str) -> Dtype:

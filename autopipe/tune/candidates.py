@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from autopipe.core.backends.load import check_stage
+from autopipe.core.backends.load import check_stage, is_drafter
 from autopipe.core.errors import ConfigError, ModelLoadError, UnsupportedModelError
 from autopipe.core.fewer_bits import FEWER_BITS, in_fewer_bits
 from autopipe.core.plan import Dtype, Plan, StagePlan
@@ -120,7 +120,7 @@ def too_large(plan: Plan, limits: Limits) -> str | None:
     """
     needed: dict[str, float] = {}
     for place, stage in enumerate(plan.chain):
-        shares_weights = stage is not plan.target and stage.model == plan.target.model and stage.adapter is not None
+        shares_weights = stage is not plan.target and is_drafter(stage)
         if not stage.is_emulated and not stage.is_ngram and not shares_weights:
             device = check_stage(stage, f"chain.{place}.model").device
             needed[device] = needed.get(device, 0.0) + _least_bytes(stage)

@@ -35,6 +35,15 @@ def test_the_papers_chain_is_ranked_as_measured(paper):
     assert three < two < synchronous < fastest(paper, "plain", 1)
 
 
+def test_the_target_may_draft_for_itself_in_fewer_bits():
+    request = PlanRequest(hardware="2x4090", target="qwen2.5-7b", drafters=("int4",), drafter_dtype="bf16")
+    found = make_forecast(request, check_models=False).placement.stages
+
+    weights = {stage.name: sum(use.weights for use in stage.memory(4096).values()) for stage in found}
+    assert list(weights) == ["qwen2.5-7b-int4", "qwen2.5-7b"]
+    assert weights["qwen2.5-7b-int4"] < 0.5 * weights["qwen2.5-7b"]
+
+
 def test_the_papers_speedup_is_predicted(paper):
     best = paper.predictions[0]
     assert best.speedup_over_plain == pytest.approx(2.54, rel=0.05)
