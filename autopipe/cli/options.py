@@ -103,6 +103,9 @@ def option_of(key: str, options: PlanOptions, num_stages: int) -> str | None:
     if found is None:
         return None
     is_target, name = int(found[1]) == num_stages - 1, found[2]
+    if not is_target and _is_of_target(options, int(found[1])):
+        own = {"model": options.target, "adapter": options.adapter}
+        return "--drafter" if own.get(name) is None else "--target" if name == "model" else "--adapter"
     if name == "model":
         given = options.target is not None if is_target else bool(options.drafters)
         option = "--target" if is_target else "--drafter"
@@ -191,6 +194,11 @@ def _with_windows(drafters: list[StagePlan], windows: Sequence[int]) -> list[Sta
     return [_replace(stage, "--window", window=size) for stage, size in zip(drafters, windows, strict=True)]
 
 
+def _is_of_target(options: PlanOptions, index: int) -> bool:
+    """Whether the drafter at this place is the target in fewer bits, by `--drafter`."""
+    return index < len(options.drafters) and options.drafters[index] in FEWER_BITS
+
+
 def _with_target_options(target: StagePlan, options: PlanOptions) -> StagePlan:
     """The target as the options have it, for drafters that are made of it."""
     return _with_stage_options([target], replace(options, min_drafts=None, verify_cap=None))[0]
@@ -209,7 +217,7 @@ def _with_stage_options(chain: list[StagePlan], options: PlanOptions) -> list[St
                 value = getattr(options, key)
                 if key == "backend" and is_drafter and stage.adapter is not None:
                     continue  # a drafter of the model's own layers has but one backend
-                if key in ("backend", "dtype") and is_drafter and stage.dtype in FEWER_BITS:
+                if key in ("backend", "dtype") and is_drafter and _is_of_target(options, index):
                     continue  # its bits are what it is there for, and it wants the fastest backend for them
                 if value is not None:
                     stage = _replace(stage, f"--{key}", **{key: value})

@@ -11,6 +11,8 @@ from autopipe.core.errors import ConfigError
 from autopipe.core.plan import Dtype, StagePlan
 
 FEWER_BITS = (Dtype.INT8, Dtype.INT4)
+_LONGEST_NAME = 75
+"""Of a stage's 80 characters, what the dtype leaves."""
 
 
 def in_fewer_bits(target: StagePlan, dtype: str, key: str = "--drafter") -> StagePlan:
@@ -21,7 +23,7 @@ def in_fewer_bits(target: StagePlan, dtype: str, key: str = "--drafter") -> Stag
         key: what an error names.
 
     Raises:
-        ConfigError: another dtype; or a target without weights, or whose weights have as few bits.
+        ConfigError: another dtype; or a target without weights, with as few bits, or spread by a `device_map`.
     """
     if dtype not in FEWER_BITS:
         raise ConfigError(key, dtype, ", ".join(FEWER_BITS))
@@ -29,9 +31,11 @@ def in_fewer_bits(target: StagePlan, dtype: str, key: str = "--drafter") -> Stag
         raise ConfigError(key, dtype, f"a model: {target.model} has no weights")
     if target.dtype == dtype or target.dtype is Dtype.INT4:
         raise ConfigError(key, dtype, f"a cheaper model: the target's own weights are {target.dtype.value}")
+    if target.device_map is not None:
+        raise ConfigError(key, dtype, "a model of its own: this target is spread by a device_map")
     return StagePlan(
         model=target.model,
-        name=f"{target.default_name()}-{dtype}",
+        name=f"{target.default_name()[:_LONGEST_NAME]}-{dtype}",
         dtype=Dtype(dtype),
         device=target.device,
         adapter=target.adapter,

@@ -7,9 +7,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from autopipe.core.backends.devices import choose_device
 from autopipe.core.backends.load import check_stage, is_drafter
-from autopipe.core.errors import ConfigError, ModelLoadError, UnsupportedModelError
+from autopipe.core.errors import ConfigError
 from autopipe.core.fewer_bits import FEWER_BITS, in_fewer_bits
+from autopipe.core.kernels import has_kernels
 from autopipe.core.plan import Dtype, Plan, StagePlan
 from autopipe.tune.limits import Limits, device_memory
 
@@ -57,16 +59,17 @@ def shipped_drafters(target: StagePlan) -> list[StagePlan]:
 
 
 def own_drafters(target: StagePlan) -> list[StagePlan]:
-    """The target with its weights in fewer bits, cheapest first, where it can be had."""
+    """The target with its weights in fewer bits, cheapest first, where our kernels compute it. Looks up no model."""
     found = []
     for dtype in (Dtype.INT4, Dtype.INT8):
         try:
             stage = in_fewer_bits(target, dtype)
-            check_stage(stage, "--drafter")
-        except (ConfigError, ModelLoadError, UnsupportedModelError) as error:
+            on_cpu = str(choose_device(target.device, "--device")) == "cpu"
+        except ConfigError as error:
             _logger.info("the target's weights in %s are no candidate: %s", dtype.value, error)
         else:
-            found.append(stage)
+            if on_cpu and has_kernels() and target.adapter is None:
+                found.append(stage)
     return found
 
 

@@ -39,11 +39,8 @@ def test_the_target_itself_drafts_with_fewer_bits(tiny_folder: Path) -> None:
     ]
 
 
-def test_a_dtype_is_not_for_drafters_in_fewer_bits(tmp_path: Path) -> None:
-    file = tmp_path / "plan.yaml"
-    file.write_text("chain:\n  - {model: smollm2-135m, dtype: int8, name: quick}\n  - {model: smollm2-135m}\n")
-
-    plan = build_plan(PlanOptions(plan=file, dtype="fp32"))
+def test_a_dtype_is_not_for_the_target_as_its_own_drafter() -> None:
+    plan = build_plan(PlanOptions(drafters=("int8",), dtype="fp32"))
 
     assert [stage.dtype for stage in plan.chain] == [Dtype.INT8, Dtype.FP32]
 
@@ -136,6 +133,10 @@ PLAN_FILE = Path("plan.yaml")
         ({"adapter": "a"}, "chain.0.adapter", None),
         ({"windows": (2,)}, "chain.0.window", "--window"),
         ({"target": "a"}, "chain.1.model", "--target"),
+        ({"drafters": ("int4",), "dtype": "bf16"}, "chain.0.dtype", "--drafter"),
+        ({"drafters": ("int4",)}, "chain.0.model", "--drafter"),
+        ({"drafters": ("int4",), "target": "a"}, "chain.0.model", "--target"),
+        ({"drafters": ("int4",), "adapter": "a"}, "chain.0.adapter", "--adapter"),
         ({"drafters": ("a",)}, "chain.0.model", "--drafter"),
         ({"plan": PLAN_FILE}, "chain.0.model", None),
         ({"plan": PLAN_FILE, "target": "a"}, "chain.0.model", None),

@@ -35,6 +35,12 @@ def test_it_is_the_same_model_on_the_same_device_with_the_same_adapter() -> None
     assert (stage.dtype, stage.name) == (Dtype.INT4, "large+law-int4")
 
 
+def test_a_long_name_is_cut() -> None:
+    stage = in_fewer_bits(StagePlan.parse({"model": "acme/" + 90 * "x"}), "int4")
+
+    assert stage.name == 75 * "x" + "-int4"
+
+
 def test_it_runs_as_fast_as_it_can_however_the_target_runs() -> None:
     stage = in_fewer_bits(StagePlan.parse({"model": "acme/large", "backend": "transformers", "cores": [1]}), "int8")
 
@@ -48,6 +54,7 @@ def test_it_runs_as_fast_as_it_can_however_the_target_runs() -> None:
         ({"model": "acme/large", "dtype": "int8"}, "int8"),
         ({"model": "acme/large", "dtype": "int4"}, "int8"),
         ({"model": "emulated", "emulated": {"ms": {1: 1.0}}}, "int4"),
+        ({"model": "acme/large", "device_map": "auto"}, "int4"),
     ],
 )
 def test_where_there_are_no_fewer_bits_the_option_is_named(target: dict[str, Any], dtype: str) -> None:

@@ -13,7 +13,8 @@ from autopipe.tune.limits import Limits
 from autopipe.tune.options import TuneOptions
 
 needs_kernels = pytest.mark.skipif(not kernels.has_kernels(), reason=kernels.reason_missing() or "kernels")
-TARGET = StagePlan.parse({"model": "acme/large", "device": "cpu"})
+BIG = {"model": "acme/large", "device": "cpu"}
+TARGET = StagePlan.parse(BIG)
 
 
 def test_a_drafter_may_have_settings() -> None:
@@ -46,7 +47,8 @@ def test_the_targets_weights_in_fewer_bits_are_always_tried(tiny_folder: Path) -
 def test_but_not_where_they_cannot_be_had() -> None:
     emulated = {"model": "emulated", "emulated": {"ms": {1: 1.0}}}
 
-    for target in ({"model": "acme/not-there"}, {"model": "smollm2-135m", "dtype": "int4"}, emulated):
+    spread = {**BIG, "device_map": "auto"}
+    for target in (spread, {**BIG, "device": "cuda:7"}, {**BIG, "adapter": "law"}, {**BIG, "dtype": "int4"}, emulated):
         assert own_drafters(StagePlan.parse(target)) == []
 
 
