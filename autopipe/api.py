@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar
 
 from autopipe.core.engine import Engine
 from autopipe.core.errors import ConfigError
-from autopipe.core.fewer_bits import FEWER_BITS, in_fewer_bits
+from autopipe.core.fewer_bits import in_fewer_bits
 from autopipe.core.ngram_shipped import SHIPPED_TABLES
-from autopipe.core.plan import Plan, StagePlan
+from autopipe.core.plan import FEWER_BITS, Plan, StagePlan
 from autopipe.core.preflight import PlanInfo, Progress, check_plan, inspect_plan, toy_tokenizer
 from autopipe.core.request import RequestHandle
 from autopipe.core.sampling import SamplingParams

@@ -14,7 +14,6 @@ if TYPE_CHECKING:
 
     from autopipe.core.backends.base import StageBackend
 
-QUANTISED = (Dtype.INT8, Dtype.INT4)
 MAX_PROMPTS = 8
 MAX_OUTPUT = 64
 _ROWS = 64

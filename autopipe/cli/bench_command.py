@@ -88,9 +88,10 @@ def output_changes(
     plans: Sequence[Plan], prompts: Sequence[Sequence[int]], threads: int, sampling: SamplingParams
 ) -> list[OutputChange]:
     """What quantising does to the output of each quantised target among `plans`."""
-    from autopipe.bench.precision import QUANTISED, measure_change
+    from autopipe.bench.precision import measure_change
+    from autopipe.core.plan import FEWER_BITS
 
-    targets = {repr(plan.target.identity()): plan.target for plan in plans if plan.target.dtype in QUANTISED}
+    targets = {repr(plan.target.identity()): plan.target for plan in plans if plan.target.dtype in FEWER_BITS}
     return [
         measure_change(target, prompts, threads=threads, max_new_tokens=sampling.max_new_tokens, advance=say)
         for target in targets.values()

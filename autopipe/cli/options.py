@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from autopipe.core.config import UserModel
 from autopipe.core.errors import ConfigError, ModelLoadError, UnsupportedModelError
-from autopipe.core.fewer_bits import FEWER_BITS, in_fewer_bits
+from autopipe.core.fewer_bits import in_fewer_bits
 from autopipe.core.models.spec import resolve
 from autopipe.core.ngram_shipped import SHIPPED_TABLES
-from autopipe.core.plan import MAX_STAGES, Plan, StagePlan
+from autopipe.core.plan import FEWER_BITS, MAX_STAGES, Plan, StagePlan
 from autopipe.core.sampling import SamplingParams
 from autopipe.inputs import require_text
 from autopipe.plans import DEFAULT_PLAN_PATH

@@ -11,7 +11,7 @@ from typing import Any
 from autopipe.cli.options import NO_DRAFTER
 from autopipe.core.backends.quantised import is_exact
 from autopipe.core.errors import ConfigError
-from autopipe.core.fewer_bits import FEWER_BITS, in_fewer_bits
+from autopipe.core.fewer_bits import in_fewer_bits
 from autopipe.core.placement import (
     Candidate,
     Hardware,
@@ -25,7 +25,7 @@ from autopipe.core.placement import (
     rebalance,
     sizes_of,
 )
-from autopipe.core.plan import MAX_STAGES, Dtype, Mode, Plan, StagePlan
+from autopipe.core.plan import FEWER_BITS, MAX_STAGES, Dtype, Mode, Plan, StagePlan
 from autopipe.plans import DEFAULT_PLAN_PATH
 from autopipe.profile.forecast import (
     ASSUMED_AGREEMENT,

@@ -8,9 +8,8 @@ what is drafted is verified, so the output stays the target's.
 from __future__ import annotations
 
 from autopipe.core.errors import ConfigError
-from autopipe.core.plan import Dtype, StagePlan
+from autopipe.core.plan import FEWER_BITS, Dtype, StagePlan
 
-FEWER_BITS = (Dtype.INT8, Dtype.INT4)
 _LONGEST_NAME = 75
 """Of a stage's 80 characters, what the dtype leaves."""
 

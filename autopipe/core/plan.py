@@ -57,6 +57,10 @@ class Dtype(StrEnum):
     INT4 = "int4"
 
 
+FEWER_BITS = (Dtype.INT8, Dtype.INT4)
+"""Weights quantised as they load; never what `auto` stands for."""
+
+
 class StreamPriority(StrEnum):
     HIGH = "high"
     LOW = "low"

@@ -11,7 +11,7 @@ from autopipe.core.affinity import allowed_cores
 from autopipe.core.errors import ConfigError, TokenizerMismatchError
 from autopipe.core.isolation import numa_nodes
 from autopipe.core.ngram_shipped import TOKENIZER_KEY
-from autopipe.core.plan import Dtype, Plan
+from autopipe.core.plan import FEWER_BITS, Plan
 
 if TYPE_CHECKING:
     from autopipe.core.backends.load import StageInfo
@@ -137,7 +137,7 @@ def _check_exact_target(plan: Plan, info: StageInfo) -> None:
     from autopipe.core.backends.quantised import is_exact
     from autopipe.core.kernels import has_kernels
 
-    by_library = plan.target.dtype in (Dtype.INT8, Dtype.INT4) and not (info.device == "cpu" and has_kernels())
+    by_library = plan.target.dtype in FEWER_BITS and not (info.device == "cpu" and has_kernels())
     if plan.exact and by_library and not is_exact(plan.target.dtype):
         allowed = "int8, bf16 or fp32 for a target on a GPU; or `exact: false`: its 4-bit library does not round alike"
         raise ConfigError(f"chain.{len(plan.chain) - 1}.dtype", plan.target.dtype.value, allowed)

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from autopipe.core.errors import ConfigError
-from autopipe.core.plan import BackendName, Dtype, StagePlan
+from autopipe.core.plan import FEWER_BITS, BackendName, StagePlan
 from autopipe.drafts.answers import AnswerGenerator, Progress
 from autopipe.drafts.mix import SHARES, PromptMix, file_source, own_sources
 from autopipe.drafts.overlap import OverlapFilter
@@ -131,7 +131,7 @@ def load_batch(target: StagePlan, slots: int, threads: int | None) -> BatchForwa
     from autopipe.core.backends.load import check_stage, load_backend
     from autopipe.drafts.batch import OneSequence
 
-    quantised = target.dtype in (Dtype.INT8, Dtype.INT4)  # batched weights are in 16 or 32 bits
+    quantised = target.dtype in FEWER_BITS  # batched weights are in 16 or 32 bits
     if quantised or check_stage(target).backend is not BackendName.FUSED:
         return OneSequence(load_backend(target, threads=threads))
     from autopipe.core.backends.fused_batch import batch_runner

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from autopipe.core.chain import default_threads, neural_stages
 from autopipe.core.errors import ConfigError
-from autopipe.core.plan import Dtype, Mode, NgramOptions, Plan, StagePlan
+from autopipe.core.plan import FEWER_BITS, Mode, NgramOptions, Plan, StagePlan
 from autopipe.envs.simulator import LatencyCurve, LocalDrafts, SimChain, SimRequest, SimStage, simulate
 from autopipe.envs.simulator.from_plan import chain_from_plan
 from autopipe.profile.model import Curves, LatencyPoint, NgramReplay, Profile, PromptRecord, StageProfile
@@ -24,7 +24,6 @@ _log = logging.getLogger(__name__)
 
 _LOOSE = {"dtype": "auto", "device": "auto", "backend": "auto"}
 """Keys of a stage for which `auto` matches any value: on one machine it stands for one of them."""
-_NEVER_AUTO = {Dtype.INT8.value, Dtype.INT4.value}
 
 
 def sim_requests(profile: Profile, kinds: Sequence[str] | None = None) -> list[SimRequest]:
@@ -149,7 +148,7 @@ def find_stage(profile: Profile, stage: StagePlan, key: str) -> StageProfile:
 def _same_model(one: StagePlan, other: StagePlan) -> bool:
     ours, theirs = one.identity(), other.identity()
     for key, loose in _LOOSE.items():
-        if loose in (ours[key], theirs[key]) and not {ours[key], theirs[key]} & _NEVER_AUTO:
+        if loose in (ours[key], theirs[key]) and not {ours[key], theirs[key]} & {*FEWER_BITS}:
             ours[key] = theirs[key] = loose
     return ours == theirs
 

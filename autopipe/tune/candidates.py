@@ -10,9 +10,9 @@ from typing import Any
 from autopipe.core.backends.devices import choose_device
 from autopipe.core.backends.load import check_stage, is_drafter
 from autopipe.core.errors import ConfigError
-from autopipe.core.fewer_bits import FEWER_BITS, in_fewer_bits
+from autopipe.core.fewer_bits import in_fewer_bits
 from autopipe.core.kernels import has_kernels
-from autopipe.core.plan import Dtype, Plan, StagePlan
+from autopipe.core.plan import FEWER_BITS, Dtype, Plan, StagePlan
 from autopipe.tune.limits import Limits, device_memory
 
 NGRAM = "ngram"

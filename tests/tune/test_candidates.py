@@ -109,3 +109,16 @@ def test_weights_that_are_cut_to_fewer_bits_may_be_smaller_than_their_file(tiny_
 
     assert too_large(Plan.parse({"chain": [stage]}), room) is not None
     assert too_large(Plan.parse({"chain": [{**stage, "dtype": "bf16"}]}), room) is None
+
+
+@needs_kernels
+def test_a_copy_of_a_target_with_an_adapter_counts_as_memory(tiny_folder: Path, tmp_path: Path) -> None:
+    (tmp_path / "adapter_config.json").write_text('{"peft_type": "LORA", "r": 4, "target_modules": ["q_proj"]}')
+    (tmp_path / "adapter_model.safetensors").touch()  # sizes are judged by files: nothing is read
+    target = {"model": str(tiny_folder), "device": "cpu", "adapter": str(tmp_path), "dtype": "bf16"}
+    copy = {**target, "dtype": "int8", "name": "copy"}
+    size = (tiny_folder / "model.safetensors").stat().st_size
+    room = Limits(memory_bytes={"cpu": int(0.6 * size)})
+
+    assert too_large(Plan.parse({"chain": [target]}), room) is None
+    assert too_large(Plan.parse({"chain": [copy, target]}), room) is not None

@@ -11,7 +11,7 @@ from autopipe.core.errors import ConfigError, UnsupportedModelError
 from autopipe.core.models.cache import Progress
 from autopipe.core.models.loading import choose_dtype, eos_token_ids, load_config, load_state, weight_files
 from autopipe.core.models.spec import ModelSource, resolve
-from autopipe.core.plan import BackendName, Dtype, StagePlan
+from autopipe.core.plan import FEWER_BITS, BackendName, Dtype, StagePlan
 
 if TYPE_CHECKING:
     import torch
@@ -190,7 +190,7 @@ def _choose(stage: StagePlan, source: ModelSource, config: Any, key: str) -> _Ch
     device = "cpu" if drafter and stage.device == "auto" else _device(stage, key)
     dtype = choose_dtype(stage.dtype, source, device.partition(":")[0])
     if drafter:
-        if stage.dtype in (Dtype.INT8, Dtype.INT4):
+        if stage.dtype in FEWER_BITS:
             allowed = "fp32 or bf16 for a drafter of the target's own layers, which are kept once"
             raise ConfigError(_sibling(key, "dtype"), stage.dtype.value, allowed)
         return _choose_drafter(stage, config, dtype, device, key)
@@ -275,7 +275,7 @@ def _unfit_for_fused(stage: StagePlan, config: Any, dtype: torch.dtype, device: 
         reason = unmergeable_reason(read_adapter_config(stage.adapter))
         if reason is not None:
             return reason
-    if stage.dtype in (Dtype.INT8, Dtype.INT4) and (reason := FusedBackend.reason_unfit_quantised(device)):
+    if stage.dtype in FEWER_BITS and (reason := FusedBackend.reason_unfit_quantised(device)):
         return reason
     return FusedBackend.reason_unfit(config) or FusedBackend.reason_unfit_dtype(dtype, device)
 
@@ -286,7 +286,7 @@ def _quantisation(stage: StagePlan, device: str, key: str) -> WeightFormat | Non
     Raises:
         ConfigError: neither our kernels nor a library can do it here.
     """
-    if stage.dtype not in (Dtype.INT8, Dtype.INT4):
+    if stage.dtype not in FEWER_BITS:
         return None
     from autopipe.core.backends.quantised import reason_missing as library_missing
     from autopipe.core.kernels import has_kernels, reason_missing

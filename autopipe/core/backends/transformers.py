@@ -39,7 +39,7 @@ from autopipe.core.backends.transformers_moves import Moved, move_layers
 from autopipe.core.errors import ConfigError, ContextLengthError, RollbackError, UnsupportedModelError
 from autopipe.core.kernels.formats import WeightFormat
 from autopipe.core.models.spec import ModelSource
-from autopipe.core.plan import Dtype
+from autopipe.core.plan import FEWER_BITS, Dtype
 
 DEFAULT_ROWS = 8
 MOST_ROWS = 64
@@ -106,7 +106,7 @@ class TransformersBackend(StageBackend):
                 device_map,
                 adapter,
                 trust_remote_code,
-                quantise=weights is None and dtype in (Dtype.INT8, Dtype.INT4),
+                quantise=weights is None and dtype in FEWER_BITS,
             )
             name = name or source.name
         self._model.eval().requires_grad_(False)

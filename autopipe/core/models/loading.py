@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from autopipe.core.errors import ConfigError, ModelLoadError
 from autopipe.core.models.cache import Progress
 from autopipe.core.models.spec import ALLOWED, ModelSource, SourceKind
-from autopipe.core.plan import Dtype
+from autopipe.core.plan import FEWER_BITS, Dtype
 
 if TYPE_CHECKING:
     import torch
@@ -144,7 +144,7 @@ def choose_dtype(dtype: Dtype, source: ModelSource, device: str = "cpu") -> torc
     """
     import torch
 
-    if dtype in (Dtype.INT8, Dtype.INT4):
+    if dtype in FEWER_BITS:
         return torch.bfloat16  # of what is not quantised, and of activations
     if dtype is not Dtype.AUTO:
         return {Dtype.FP32: torch.float32, Dtype.BF16: torch.bfloat16, Dtype.FP16: torch.float16}[dtype]

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from autopipe.core.placement.hardware import Curve, Device, Hardware, LinkSpec
 from autopipe.core.placement.memory import head_bytes, kv_bytes_per_token, layer_bytes
 from autopipe.core.placement.sizes import ModelSizes, published_name
-from autopipe.core.plan import BackendName, Dtype
+from autopipe.core.plan import FEWER_BITS, BackendName, Dtype
 
 MEMORY_SHARE = 0.8
 COMPUTE_SHARE = 0.5
@@ -64,7 +64,7 @@ def stage_latency(
     if curve is not None:
         return Latency({n: ms / 1e3 for n, ms in curve.ms.items()}, False, curve.source, curve.interpolate)
     # What the fused backend cannot do (several devices, quantised weights on a GPU) runs without graphs.
-    graphs = backend is not BackendName.TRANSFORMERS and len(parts) == 1 and dtype not in (Dtype.INT8, Dtype.INT4)
+    graphs = backend is not BackendName.TRANSFORMERS and len(parts) == 1 and dtype not in FEWER_BITS
     head = parts[head_index(sizes, len(parts))]
     hops = len(parts) - 1 + (head is not parts[-1])
     seconds = {

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from autopipe.core.placement.hardware import Device
 from autopipe.core.placement.sizes import ModelSizes
-from autopipe.core.plan import MAX_WINDOW, Dtype
+from autopipe.core.plan import FEWER_BITS, MAX_WINDOW, Dtype
 
 MAX_SHARE = 0.8
 """Most of a device's memory that models may take; the rest is for fragmentation and for programs that start later."""
@@ -130,7 +130,7 @@ def memory_use(
 
 
 def _unquantised(dtype: Dtype) -> Dtype:
-    return Dtype.BF16 if dtype in (Dtype.INT8, Dtype.INT4) else dtype
+    return Dtype.BF16 if dtype in FEWER_BITS else dtype
 
 
 def gigabytes(num_bytes: float) -> str:
